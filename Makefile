@@ -1,0 +1,62 @@
+# Every target sets itself up. `make help` lists them.
+PARENT    ?=
+OUT       ?= build/checkpoint
+CONFIG    ?= pipeline.toml
+WORKERS   ?= 2
+PYTHON    ?= python3
+VENV      := .venv
+BIN       := $(VENV)/bin
+READY     := $(VENV)/.ready
+TOY       := build/toy-parent
+
+.DEFAULT_GOAL := help
+.PHONY: help setup plan explain checkpoint verify test bench lint clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "  PARENT=dir OUT=dir CONFIG=pipeline.toml WORKERS=2 set what they work on."
+
+setup: $(READY) ## make .venv with the pipeline and the test tools
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@touch $@
+
+# Without PARENT the toy parent stands in for the real one: same structure, toy dimensions.
+ifeq ($(PARENT),)
+parent := $(TOY)
+$(TOY)/config.json: $(READY)
+	@echo "No PARENT given: making a toy parent with the real one's structure in $(TOY)."
+	$(BIN)/shardmill toy-parent $(TOY) --size tiny
+parent-ready: $(TOY)/config.json
+else
+parent := $(PARENT)
+parent-ready:
+	@test -d "$(PARENT)" || { echo "PARENT=$(PARENT) is not a folder; give the parent checkpoint's folder."; exit 2; }
+endif
+.PHONY: parent-ready
+
+plan: $(READY) parent-ready ## what a build would make, from headers alone
+	$(BIN)/shardmill plan -c $(CONFIG) --parent "$(parent)" --out "$(OUT)"
+
+explain: $(READY) parent-ready ## what a build would do now, and why
+	$(BIN)/shardmill explain -c $(CONFIG) --parent "$(parent)" --out "$(OUT)"
+
+checkpoint: $(READY) parent-ready ## the main job: PARENT -> OUT, then verify integrity
+	$(BIN)/shardmill plan -c $(CONFIG) --parent "$(parent)" --out "$(OUT)"
+	$(BIN)/shardmill build -c $(CONFIG) --parent "$(parent)" --out "$(OUT)" --workers $(WORKERS)
+	$(BIN)/shardmill verify integrity "$(OUT)" --parent "$(parent)"
+
+verify: $(READY) ## check the checkpoint in OUT
+	$(BIN)/shardmill verify integrity "$(OUT)"
+
+test: $(READY) ## the test suite
+	$(BIN)/python -m pytest
+
+lint: $(READY) ## style and types
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[lint]'
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+clean: ## remove what the targets made (not .venv)
+	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis

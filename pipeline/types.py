@@ -1,0 +1,136 @@
+"""The central types: frozen, and each is born valid, so that nothing downstream checks them again.
+
+Only the standard library is used here: planning needs no arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Literal
+
+from pipeline.errors import CheckpointError
+
+Shape = tuple[int, ...]
+
+# Bits an element takes, in the safetensors library's own order (its `Dtype` enum, narrowest alignment first).
+# The library lays tensors out by descending place in this order, then by name; a test reads it off the library.
+DTYPE_BITS: Mapping[str, int] = {
+    "BOOL": 8,
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+    "U8": 8,
+    "I8": 8,
+    "F8_E5M2": 8,
+    "F8_E4M3": 8,
+    "F8_E8M0": 8,
+    "I16": 16,
+    "U16": 16,
+    "F16": 16,
+    "BF16": 16,
+    "I32": 32,
+    "U32": 32,
+    "F32": 32,
+    "C64": 64,
+    "F64": 64,
+    "I64": 64,
+    "U64": 64,
+}
+DTYPE_RANK: Mapping[str, int] = {dtype: rank for rank, dtype in enumerate(DTYPE_BITS)}
+
+
+def tensor_bytes(dtype: str, shape: Shape) -> int:
+    """Bytes that a tensor's data take. Raises CheckpointError for an unknown dtype or a split byte."""
+    if dtype not in DTYPE_BITS:
+        raise CheckpointError(f"dtype {dtype!r} is not one that safetensors knows ({', '.join(DTYPE_BITS)})")
+    bits = DTYPE_BITS[dtype] * prod(shape)
+    if bits % 8:
+        raise CheckpointError(f"shape {list(shape)} of {dtype} ends inside a byte ({bits} bits)")
+    return bits // 8
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRef:
+    """One tensor as a shard's header declares it. `begin` and `end` are bytes from the start of the data."""
+
+    name: str
+    dtype: str
+    shape: Shape
+    shard: str
+    begin: int
+    end: int
+
+    def __post_init__(self) -> None:
+        expected = tensor_bytes(self.dtype, self.shape)
+        if self.end - self.begin != expected:
+            raise CheckpointError(
+                f"{self.shard}: {self.name}: {self.dtype} {list(self.shape)} takes {expected} bytes, "
+                f"but its offsets [{self.begin}, {self.end}] span {self.end - self.begin}"
+            )
+
+    @property
+    def bytes(self) -> int:
+        return self.end - self.begin
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A shard's header: its tensors by offset, tiling the data without hole or overlap."""
+
+    shard: str
+    tensors: tuple[TensorRef, ...]
+    metadata: Mapping[str, str]
+    data_begin: int  # bytes from the start of the file to the start of the data
+    digest: str = ""  # sha256 of the header's bytes, hex
+
+    def __post_init__(self) -> None:
+        place = 0
+        for ref in self.tensors:
+            if ref.begin != place:
+                kind = "a hole" if ref.begin > place else "an overlap"
+                raise CheckpointError(
+                    f"{self.shard}: {ref.name} begins at byte {ref.begin} of the data where {place} is expected: {kind}"
+                )
+            place = ref.end
+
+    @property
+    def data_bytes(self) -> int:
+        return self.tensors[-1].end if self.tensors else 0
+
+    @property
+    def file_bytes(self) -> int:
+        return self.data_begin + self.data_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BlockShape:
+    """The block that shares one scale: `rows` x `cols` elements."""
+
+    rows: int
+    cols: int
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or self.cols < 1:
+            raise ValueError(f"a block needs at least one row and one column, got [{self.rows}, {self.cols}]")
+
+    def grid(self, shape: Shape) -> Shape:
+        """Shape of the scales of a weight [R, C]: [ceil(R / rows), ceil(C / cols)]."""
+        R, C = shape
+        return (-(-R // self.rows), -(-C // self.cols))
+
+    def __str__(self) -> str:
+        return f"[{self.rows},{self.cols}]"
+
+
+Part = Literal["bytes", "codes", "scales"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One output tensor: where it lies, and which part of which parent tensor fills it."""
+
+    ref: TensorRef
+    source: TensorRef
+    part: Part

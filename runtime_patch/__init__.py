@@ -1,0 +1,1 @@
+"""The vLLM plugin that serves what the pipeline makes. It stands on kernels alone."""

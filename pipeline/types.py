@@ -6,7 +6,7 @@ Only the standard library is used here: planning needs no arrays.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Literal
 

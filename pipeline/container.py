@@ -16,11 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import CheckpointError
-from pipeline.types import DTYPE_BITS, DTYPE_RANK, Header, Shape, TensorRef, tensor_bytes
+from pipeline.types import DTYPE_BITS, DTYPE_RANK, Header, Shape, Stat, TensorRef, tensor_bytes
 
 HEADER_BYTES_MAX = 100_000_000  # the safetensors library's own limit
 _LENGTH_BYTES = 8
 _ALIGNMENT = 8  # a header is padded with spaces so that the data begin at a multiple of this
+
+
+def file_stat(path: Path) -> Stat:
+    """What changes when the file at `path` is written, replaced or touched."""
+    facts = path.stat()
+    return (facts.st_size, facts.st_mtime_ns, facts.st_ino, facts.st_ctime_ns)
 
 
 def read_header(path: Path, shard: str) -> Header:

@@ -7,12 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from pipeline.errors import CheckpointError
 
 Shape = tuple[int, ...]
+Stat = tuple[
+    int, int, int, int
+]  # size, mtime_ns, inode, ctime_ns: what a write, a replacement or a touch changes
+
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+CONFIG_FILE = "config.json"
+README_FILE = "README.md"
 
 # Bits an element takes, in the safetensors library's own order (its `Dtype` enum, narrowest alignment first).
 # The library lays tensors out by descending place in this order, then by name; a test reads it off the library.
@@ -134,3 +144,149 @@ class Piece:
     ref: TensorRef
     source: TensorRef
     part: Part
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """The tensor is passed on byte for byte."""
+
+    def outputs(self, ref: TensorRef) -> tuple[tuple[str, str, Shape, Part], ...]:
+        return ((ref.name, ref.dtype, ref.shape, "bytes"),)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeBlock:
+    """A weight [R, C] becomes E4M3 codes and one F32 scale a block.
+
+    The stored name ends in `_scale_inv`, DeepSeek's historical one; the number *multiplies* a code back to a weight.
+    """
+
+    block: BlockShape
+    numerics: str  # the recipe of kernels.block_fp8 that makes the bits, e.g. "amax/1"
+    scale_suffix: str = "_scale_inv"
+
+    def outputs(self, ref: TensorRef) -> tuple[tuple[str, str, Shape, Part], ...]:
+        return (
+            (ref.name, "F8_E4M3", ref.shape, "codes"),
+            (ref.name + self.scale_suffix, "F32", self.block.grid(ref.shape), "scales"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """The tensor is left out, as the recipe declares."""
+
+    def outputs(self, ref: TensorRef) -> tuple[tuple[str, str, Shape, Part], ...]:
+        return ()
+
+
+Action = Copy | QuantizeBlock | Drop
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A parent tensor, the family that its rule belongs to, and what is done with it."""
+
+    source: TensorRef
+    family: str
+    action: Action
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPlan:
+    """One output file, whole but for its data.
+
+    `pieces` stand in file order. A shard that is not `rewritten` equals the parent's file byte for byte.
+    `key` is the digest of all that can change its bytes, except the parent's data, whose digests a receipt holds.
+    """
+
+    file: str
+    header: Header
+    pieces: tuple[Piece, ...]
+    inputs: tuple[str, ...]  # files of the parent that are read
+    rewritten: bool
+    key: str
+
+
+@dataclass(frozen=True)
+class Parent:
+    """A parent checkpoint as its headers declare it. Tensor names are unique over all shards."""
+
+    folder: Path
+    headers: tuple[Header, ...]  # in order of file name
+    stats: Mapping[str, Stat]  # of every shard and every carried file
+    config: Mapping[str, Any]  # config.json, parsed
+    carried: tuple[str, ...]  # other files that the child gets, relative POSIX paths
+    left: Mapping[str, str]  # other files that it does not get -> why
+    single: bool  # one model.safetensors without an index
+
+    @cached_property
+    def tensors(self) -> dict[str, TensorRef]:
+        return {ref.name: ref for header in self.headers for ref in header.tensors}
+
+    @property
+    def tensor_bytes(self) -> int:
+        return sum(header.data_bytes for header in self.headers)
+
+    @property
+    def file_bytes(self) -> int:
+        return sum(header.file_bytes for header in self.headers)
+
+
+@dataclass(frozen=True, slots=True)
+class FamilySum:
+    """What a family comes to: bytes of its tensors before and after, and of the scales that they gain."""
+
+    name: str
+    action: str
+    reason: str | None
+    tensors: int
+    bytes_before: int
+    bytes_after: int  # without the scales
+    scale_bytes: int
+    block: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadsAt:
+    """Whether the result can be loaded at a tensor-parallel size; `reason` says why not."""
+
+    tensor_parallel: int
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The whole answer except the bytes. The same recipe and headers give the same Plan, on any machine."""
+
+    recipe: str
+    repository: str | None
+    revision: str | None
+    shards: tuple[ShardPlan, ...]
+    weight_map: Mapping[str, str]  # output tensor -> output file
+    config: bytes  # config.json as it will be written
+    config_entries: int
+    readme: bytes
+    conversions: Mapping[str, tuple[str, QuantizeBlock]]  # weight -> its family and what is done with it
+    dropped: tuple[str, ...]
+    carried: tuple[str, ...]
+    single: bool
+    families: tuple[FamilySum, ...]
+    loads: tuple[LoadsAt, ...]
+    key: str
+
+    @property
+    def tensor_bytes(self) -> int:
+        return sum(shard.header.data_bytes for shard in self.shards)
+
+    @property
+    def file_bytes(self) -> int:
+        return sum(shard.header.file_bytes for shard in self.shards)
+
+    @property
+    def tensors(self) -> int:
+        return len(self.weight_map)
+
+    @property
+    def numerics(self) -> tuple[str, ...]:
+        return tuple(sorted({action.numerics for _, action in self.conversions.values()}))

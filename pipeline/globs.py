@@ -1,0 +1,104 @@
+"""Globs over dotted names: `*` stands for one part, `**` for any number of parts, `{a,b}` for a choice.
+
+`*` inside a part (`hc_*_fn`) stands for any characters but a dot. A set of globs is one lazily built automaton:
+each step of a name costs one dictionary look-up whatever the number of globs, so 150,000 names take a moment.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import product
+
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+Places = frozenset[tuple[int, int]]  # (glob, parts of it that are matched)
+
+
+def expand(glob: str) -> list[str]:
+    """`a.{b,c}.d` -> [`a.b.d`, `a.c.d`]. Raises ValueError where the braces don't pair or nest."""
+    pieces = _BRACES.split(glob)
+    if any(brace in text for text in pieces for brace in "{}"):
+        raise ValueError(f"the braces of {glob!r} do not pair")
+    choices = [text.split(",") if i % 2 else [text] for i, text in enumerate(pieces)]
+    return ["".join(choice) for choice in product(*choices)]
+
+
+def captures(glob: str) -> re.Pattern[str]:
+    """A regular expression for an expanded glob whose groups are what its wildcards stand for."""
+    parts = [
+        "(.*)" if part == "**" else re.escape(part).replace(r"\*", "([^.]*)") for part in glob.split(".")
+    ]
+    return re.compile(r"\.".join(parts))
+
+
+class GlobSet:
+    """Many expanded globs, matched at once. A state is the set of places that a name has reached; each has a number."""
+
+    def __init__(self, globs: Sequence[str]) -> None:
+        self.globs = tuple(globs)
+        self._parts = [glob.split(".") for glob in globs]
+        self._patterns = [[_part_pattern(part) for part in parts] for parts in self._parts]
+        self._numbers: dict[Places, int] = {}
+        self._places: list[Places] = []
+        self._steps: list[dict[str, int]] = []  # by state: part of a name -> next state
+        self._accepted: list[list[int]] = []  # by state: globs that a name ending here matches
+        self._start = self._state((glob, 0) for glob in range(len(globs)))
+
+    def matches(self, name: str) -> list[int]:
+        """Places, in ascending order, of the globs that `name` matches."""
+        state, steps = self._start, self._steps
+        for part in name.split("."):
+            target = steps[state].get(part)
+            state = self._step(state, part) if target is None else target
+        return self._accepted[state]
+
+    def _step(self, state: int, part: str) -> int:
+        target = self._state(
+            (glob, place if self._parts[glob][place] == "**" else place + 1)
+            for glob, place in self._places[state]
+            if place < len(self._parts[glob]) and self._patterns[glob][place].fullmatch(part)
+        )
+        self._steps[state][part] = target
+        return target
+
+    def _state(self, places: Iterable[tuple[int, int]]) -> int:
+        """The number of the state in which `places` are reached, and those behind a `**` that stands for nothing."""
+        reached = set()
+        for glob, place in places:
+            reached.add((glob, place))
+            while place < len(self._parts[glob]) and self._parts[glob][place] == "**":
+                place += 1
+                reached.add((glob, place))
+        key = frozenset(reached)
+        if key not in self._numbers:
+            self._numbers[key] = len(self._places)
+            self._places.append(key)
+            self._steps.append({})
+            self._accepted.append(sorted(glob for glob, place in key if place == len(self._parts[glob])))
+        return self._numbers[key]
+
+
+def _part_pattern(part: str) -> re.Pattern[str]:
+    return re.compile(".*" if part == "**" else re.escape(part).replace(r"\*", ".*"))
+
+
+def nearest(glob: str, names: Iterable[str], count: int = 3) -> list[str]:
+    """The names most like `glob`, numbers folded to `*`, for a message about a glob that matches nothing."""
+    folded = sorted({_NUMBER.sub("*", name) for name in names})
+    return difflib.get_close_matches(glob, folded, n=count, cutoff=0.5)
+
+
+def fused_instances(members: Sequence[str], names: Iterable[str]) -> dict[tuple[str, ...], dict[str, str]]:
+    """Wildcard values -> {member glob: tensor name}, for each place where any member of a fused group stands."""
+    patterns = [captures(glob) for glob in members]
+    globs = GlobSet(members)
+    found: dict[tuple[str, ...], dict[str, str]] = defaultdict(dict)
+    for name in names:
+        for place in globs.matches(name):
+            match = patterns[place].fullmatch(name)
+            assert match is not None
+            found[match.groups()][members[place]] = name
+    return found

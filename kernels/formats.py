@@ -54,8 +54,10 @@ def bf16_to_f32(bits: NDArray[Any]) -> F32:
 
 def f32_to_bf16(values: NDArray[Any]) -> U16:
     """f32 of any shape -> BF16 bits, u16, rounded to nearest, ties to even. A NaN stays a NaN, made quiet."""
-    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32).reshape(np.shape(values))
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(
+        np.uint32
+    )  # never 0-d: u32 arithmetic may wrap
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     quiet_nan = (bits >> np.uint32(16)) | np.uint32(0x0040)
     is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
-    return np.where(is_nan, quiet_nan, rounded).astype(np.uint16)
+    return np.where(is_nan, quiet_nan, rounded).astype(np.uint16).reshape(np.shape(values))

@@ -1,0 +1,184 @@
+"""Block FP8 weights: one E4M3 code an element, one f32 scale a block of r x c elements.
+
+The law of `amax/1`, all in f32: scale = amax / 448; code = E4M3, nearest and ties to even, of
+clip(w / scale, -448, 448); both divisions are true IEEE divisions, never multiplications by a reciprocal. A
+block of zeros has the scale 1 and keeps its zeros' signs. A scale never falls below 2^-149, the smallest f32.
+NaN and Inf are refused. Blocks at the right and lower edge are smaller, never padded. Code times scale gives
+the weight back.
+
+A recipe's name enters every hash. To change one bit of what it writes is to give it a new name.
+"""
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.block_fp8_numpy import NumpyRows
+from kernels.block_fp8_scales import amax_scales, ue8m0_scales
+from kernels.block_fp8_tiny import is_tiny, tiny_codes
+from kernels.formats import E4M3_MAX, E4M3_VALUES, F32, U8, U32, bf16_to_f32
+
+Block = tuple[int, int]
+GROUP_BYTES: Final = (
+    1 << 20
+)  # sources are taken in groups of block rows of about this size, so that they stay in cache
+_INFINITY_BITS: Final = 0x7F800000
+
+
+class NonFinite(ValueError):  # noqa: N818  (it names what the source is, as a finding does)
+    """A source holds a NaN or an Inf: no scale is right for its block. row and col count within the strip."""
+
+    def __init__(self, row: int, col: int, value: float) -> None:
+        super().__init__(f"{value} at row {row}, column {col}")
+        self.row, self.col, self.value = row, col, value
+
+
+class Rows(Protocol):
+    """What a kernel does with matrices [rows, C]; see NumpyRows for the laws."""
+
+    @property
+    def name(self) -> str: ...
+
+    def maxima(self, source: NDArray[Any], block: Block) -> U32: ...
+
+    def codes(self, source: NDArray[Any], scales: F32, block: Block, out: U8) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a block's scale is chosen. scales(source, maxima, block) -> scales f32 like maxima, integer counts."""
+
+    law: str
+    scales: Callable[[NDArray[Any], U32, Block], tuple[F32, dict[str, int]]]
+
+
+RECIPES: Final[dict[str, Recipe]] = {
+    "amax/1": Recipe("scale = amax / 448", lambda source, maxima, block: (amax_scales(maxima), {})),
+    "ue8m0/1": Recipe(
+        "scale = smallest power of two >= amax / 448",
+        lambda source, maxima, block: (ue8m0_scales(maxima), {}),
+    ),
+}
+
+
+def known_kernels() -> tuple[str, ...]:
+    """The kernels that can run here, the plainest first. All of them give the same bytes."""
+    return ("numpy", "numba") if importlib.util.find_spec("numba") else ("numpy",)
+
+
+def encoder(recipe: str, block: Block, kernel: str = "auto") -> "BlockEncoder":
+    """An encoder for one thread, with buffers of its own. kernel: "numpy", "numba", or "auto" for the fastest."""
+    if kernel == "auto":
+        kernel = known_kernels()[-1]
+    if kernel == "numba":
+        from kernels.block_fp8_numba import NumbaRows
+
+        return BlockEncoder(recipe, block, NumbaRows())
+    assert kernel == "numpy", f"no kernel is called {kernel}"
+    return BlockEncoder(recipe, block, NumpyRows())
+
+
+class BlockEncoder:
+    """Encodes strips of one block shape by one recipe. Not shared between threads: it reuses its buffers."""
+
+    def __init__(self, recipe: str, block: Block, rows: Rows) -> None:
+        self.recipe, self.block, self.name = recipe, block, rows.name
+        self._rows, self._scales = rows, RECIPES[recipe].scales
+
+    def encode(self, source: NDArray[Any], codes: U8, scales: F32) -> dict[str, int]:
+        """Fill codes u8 [rows, C] and scales f32 [ceil(rows/r), ceil(C/c)] from source [rows, C].
+
+        source: u16 (BF16 bits), f16 or f32, contiguous as codes is; rows is a multiple of r but in a tensor's
+        last strip. Returns what the recipe counts, {} for most. Raises NonFinite, and then leaves codes and
+        scales undefined.
+        """
+        assert source.dtype in (np.uint16, np.float16, np.float32), source.dtype
+        assert source.flags.c_contiguous, "strips are read into one buffer"
+        assert codes.flags.c_contiguous, "codes are written flat"
+        assert codes.shape == source.shape, (codes.shape, source.shape)
+        r, _ = self.block
+        rows, C = source.shape
+        group = r * max(1, GROUP_BYTES // (r * C * source.itemsize))  # rows
+        counts: dict[str, int] = {}
+        for begin in range(0, rows, group):
+            end = min(begin + group, rows)
+            grid_rows = slice(begin // r, -(-end // r))
+            found = self._encode_group(source[begin:end], codes[begin:end], scales[grid_rows], begin)
+            counts = {key: counts.get(key, 0) + count for key, count in found.items()}
+        return counts
+
+    def _encode_group(self, source: NDArray[Any], codes: U8, scales: F32, first_row: int) -> dict[str, int]:
+        maxima = self._rows.maxima(source, self.block)
+        if maxima.max(initial=0) >= _INFINITY_BITS:
+            raise _first_non_finite(source, first_row)
+        chosen, counts = self._scales(source, maxima, self.block)
+        scales[...] = chosen
+        tiny = is_tiny(chosen)
+        if not tiny.any():
+            self._rows.codes(source, chosen, self.block, codes)
+            return counts
+        self._rows.codes(source, np.where(tiny, np.float32(1), chosen), self.block, codes)
+        for i, j in np.argwhere(tiny):
+            at = block_at(self.block, i, j)
+            codes[at] = tiny_codes(source[at], chosen[i, j])
+        return counts
+
+
+def block_at(block: Block, i: int, j: int) -> tuple[slice, slice]:
+    """The rows and columns of the block at [i, j] of the grid; numpy cuts them at the matrix's edge."""
+    r, c = block
+    return slice(i * r, (i + 1) * r), slice(j * c, (j + 1) * c)
+
+
+def grid(shape: tuple[int, int], block: Block) -> tuple[int, int]:
+    """How many blocks cover a matrix, downwards and across."""
+    return -(-shape[0] // block[0]), -(-shape[1] // block[1])
+
+
+def decode(codes: U8, scales: F32, block: Block) -> F32:
+    """f32 [R, C] = E4M3 value of codes u8 [R, C] times its block's scale, one f32 multiplication."""
+    r, c = block
+    R, C = codes.shape
+    wide = np.repeat(np.repeat(scales, r, axis=0)[:R], c, axis=1)[:, :C]  # [R, C]
+    return E4M3_VALUES[codes] * wide
+
+
+def encode_reference(weights: F32, block: Block) -> tuple[U8, F32]:
+    """`amax/1`, slow and obvious: weights f32 [R, C] -> codes u8 [R, C], scales f32 [ceil(R/r), ceil(C/c)].
+
+    It trusts f32 arithmetic, so it must not run where subnormal numbers are flushed to zero.
+    """
+    if not np.isfinite(weights).all():
+        raise _first_non_finite(weights, 0)
+    codes = np.empty(weights.shape, np.uint8)
+    scales = np.empty(grid(weights.shape, block), np.float32)
+    for i, j in np.ndindex(scales.shape):
+        at = block_at(block, i, j)
+        amax = np.abs(weights[at]).max()
+        scale = np.float32(1) if amax == 0 else max(amax / np.float32(E4M3_MAX), np.float32(2.0**-149))
+        codes[at] = _nearest_codes(np.clip(weights[at] / scale, -E4M3_MAX, E4M3_MAX))
+        scales[i, j] = scale
+    return codes, scales
+
+
+def _nearest_codes(values: F32) -> U8:
+    """The nearest of E4M3's values, by looking; a tie goes to the even code."""
+    magnitudes = E4M3_VALUES[:0x7F].astype(np.float64)  # ascending, codes 0x00 ... 0x7E
+    middles = (magnitudes[1:] + magnitudes[:-1]) / 2
+    wanted = np.abs(values).astype(np.float64)
+    above, below = (
+        np.searchsorted(middles, wanted, side="right"),
+        np.searchsorted(middles, wanted, side="left"),
+    )
+    even = np.where(below % 2 == 0, below, above)  # they differ on a tie alone
+    return (even | np.where(np.signbit(values), 0x80, 0)).astype(np.uint8)
+
+
+def _first_non_finite(source: NDArray[Any], first_row: int) -> NonFinite:
+    values = bf16_to_f32(source) if source.dtype == np.uint16 else source
+    row, col = np.argwhere(~np.isfinite(values))[0]
+    return NonFinite(first_row + int(row), int(col), float(values[row, col]))

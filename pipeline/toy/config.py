@@ -1,4 +1,5 @@
-"""The config.json of a toy parent: the real one's keys and order, with the toy's dimensions.
+"""The config.json of a toy parent: the real one's keys and order, with the toy's dimensions and
+the toy tokenizer's numbers.
 
 The `quantization_config` is the published parent's (LibertAIDAI/GLM-5.3-Flash-NVFP4): its six keys and its 43
 globs of modules that are not quantised.
@@ -9,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.glm53 import GROUP, Dimensions
+from pipeline.toy.tokenizer import token_id
 
 _ATTENTION = (
     "in_proj_qkvbfg_a",
@@ -73,6 +75,7 @@ def config(d: Dimensions) -> dict[str, Any]:
         "architectures": ["Glm5NextForConditionalGeneration"],
         "text_config": _text(d),
         "vision_config": _vision(d),
+        **_media_tokens(),
         "tie_word_embeddings": False,
         "dtype": "bfloat16",
         "quantization_config": _quantization(),
@@ -83,6 +86,8 @@ def _text(d: Dimensions) -> dict[str, Any]:
     return {
         "model_type": "glm5_next_text",
         "vocab_size": d.vocabulary,
+        "pad_token_id": token_id("<|endoftext|>"),
+        "eos_token_id": token_id("<|endoftext|>"),
         "hidden_size": d.hidden,
         "intermediate_size": d.dense_width,
         "num_hidden_layers": d.layers,
@@ -136,6 +141,15 @@ def _text(d: Dimensions) -> dict[str, Any]:
             "safe_gate": True,
         },
         "dtype": "bfloat16",
+    }
+
+
+def _media_tokens() -> dict[str, int]:
+    """The special tokens around an image and a video, which the libraries take from here."""
+    return {
+        f"{medium}{part}_token_id": token_id(token.format(medium))
+        for medium in ("image", "video")
+        for part, token in (("", "<|{}|>"), ("_start", "<|begin_of_{}|>"), ("_end", "<|end_of_{}|>"))
     }
 
 

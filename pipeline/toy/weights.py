@@ -16,6 +16,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.block_fp8 import decode
+from kernels.formats import f32_to_bf16
 from pipeline.glm53 import EXPERT, GROUP, NATIVE_FP8
 from pipeline.types import Shape, TensorRef
 
@@ -120,8 +122,7 @@ def _native_fp8(name: str, shape: Shape) -> Iterator[memoryview]:
             block = strip[:, j * _BLOCK : (j + 1) * _BLOCK]
             row, column = divmod(int(places[i, j]) % block.size, block.shape[1])
             block[row, column] = _E4M3_MAX
-        wide = np.repeat(scales[i], _BLOCK)[:C]
-        yield _bf16(strip.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * wide).data.cast("B")
+        yield f32_to_bf16(decode(strip, scales[i : i + 1], (_BLOCK, _BLOCK))).data.cast("B")
 
 
 def _native_scales(name: str, grid: Shape) -> NDArray[np.float32]:
@@ -169,7 +170,7 @@ def _bell() -> NDArray[np.int32]:
 def _fresh_bank() -> Words:
     """[pieces] of four BF16 of standard deviation 2^-6."""
     numbers = _bell()[:, :4].astype(np.float32)
-    return _bf16(numbers * np.float32(2.0**-22)).view("<u8").ravel()
+    return f32_to_bf16(numbers * np.float32(2.0**-22)).view("<u8").ravel()
 
 
 @cache
@@ -190,8 +191,3 @@ def _nvfp4_bank() -> tuple[Words, Bytes, int]:
     nibbles = (numbers / step[:, None]).astype(ml_dtypes.float4_e2m1fn).view(np.uint8)
     packed = nibbles[:, 0::2] | nibbles[:, 1::2] << 4
     return packed.view("<u8").ravel(), scales.view(np.uint8), int(amax.argmax())
-
-
-def _bf16(numbers: NDArray[np.float32]) -> Codes:
-    """BF16 patterns of f32 `numbers`, rounded to nearest even."""
-    return numbers.astype(ml_dtypes.bfloat16).view("<u2")

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from kernels.block_fp8_numpy import NumpyRows
 from kernels.block_fp8_scales import amax_scales, ue8m0_scales
 from kernels.block_fp8_tiny import is_tiny, tiny_codes
-from kernels.formats import E4M3_MAX, E4M3_VALUES, F32, U8, U32, bf16_to_f32
+from kernels.formats import E4M3_MAX, E4M3_VALUES, F32, U8, U32, bf16_to_f32, nearest_codes
 
 Block = tuple[int, int]
 GROUP_BYTES: Final = (
@@ -160,22 +160,9 @@ def encode_reference(weights: F32, block: Block) -> tuple[U8, F32]:
         at = block_at(block, i, j)
         amax = np.abs(weights[at]).max()
         scale = np.float32(1) if amax == 0 else max(amax / np.float32(E4M3_MAX), np.float32(2.0**-149))
-        codes[at] = _nearest_codes(np.clip(weights[at] / scale, -E4M3_MAX, E4M3_MAX))
+        codes[at] = nearest_codes(np.clip(weights[at] / scale, -E4M3_MAX, E4M3_MAX), E4M3_VALUES)
         scales[i, j] = scale
     return codes, scales
-
-
-def _nearest_codes(values: F32) -> U8:
-    """The nearest of E4M3's values, by looking; a tie goes to the even code."""
-    magnitudes = E4M3_VALUES[:0x7F].astype(np.float64)  # ascending, codes 0x00 ... 0x7E
-    middles = (magnitudes[1:] + magnitudes[:-1]) / 2
-    wanted = np.abs(values).astype(np.float64)
-    above, below = (
-        np.searchsorted(middles, wanted, side="right"),
-        np.searchsorted(middles, wanted, side="left"),
-    )
-    even = np.where(below % 2 == 0, below, above)  # they differ on a tie alone
-    return (even | np.where(np.signbit(values), 0x80, 0)).astype(np.uint8)
 
 
 def _first_non_finite(source: NDArray[Any], first_row: int) -> NonFinite:

@@ -61,3 +61,22 @@ def f32_to_bf16(values: NDArray[Any]) -> U16:
     quiet_nan = (bits >> np.uint32(16)) | np.uint32(0x0040)
     is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
     return np.where(is_nan, quiet_nan, rounded).astype(np.uint16).reshape(np.shape(values))
+
+
+def nearest_codes(values: NDArray[Any], table: F32) -> U8:
+    """The code of the nearest of a table's values, found by looking; a tie goes to the even code. Any shape.
+
+    table: one of the tables above, at most 256 codes. Beyond its largest value, the code of that; NaN is not for here.
+    """
+    half = table.size // 2
+    magnitudes = table[:half][~np.isnan(table[:half])].astype(
+        np.float64
+    )  # ascending, as the codes 0, 1, ... are
+    middles = (magnitudes[1:] + magnitudes[:-1]) / 2
+    wanted = np.abs(values).astype(np.float64)
+    above, below = (
+        np.searchsorted(middles, wanted, side="right"),
+        np.searchsorted(middles, wanted, side="left"),
+    )
+    even = np.where(below % 2 == 0, below, above)  # they differ on a tie alone
+    return np.where(np.signbit(values), even + half, even).astype(np.uint8)

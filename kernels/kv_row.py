@@ -122,7 +122,7 @@ def scaled_tiles(x: Array, scales: Scales) -> tuple[Array, Array]:
     if len(infinite):
         row, column = infinite[0]
         raise ValueError(f"latent row {row}, column {column} is infinite: no row format can hold it")
-    scale = tile_scales(np.fmax.reduce(np.abs(tiles), axis=-1), scales)
+    scale = tile_scales(np.fmax.reduce(np.abs(tiles), axis=-1, initial=0), scales)
     return scale, (tiles / scale[..., None]).astype(np.float32)
 
 
@@ -154,7 +154,7 @@ def quantise_tiles(y: Array, drop_group: int) -> tuple[Array, Array]:
     A group's drop comes from the E4M3 byte of its largest magnitude, NaN aside; a code is rounded once, from y.
     """
     groups = y.reshape(*y.shape[:2], TILE // drop_group, drop_group)
-    largest = fp6.e4m3_nearest(np.fmax.reduce(np.abs(groups), axis=-1))
+    largest = fp6.e4m3_nearest(np.fmax.reduce(np.abs(groups), axis=-1, initial=0))
     drop = fp6.drops(largest >> 3)
     shift = drop.astype(np.int64)[..., None] - fp6.E4M3_SHIFT
     return drop, fp6.codes_nearest(np.ldexp(groups, shift)).reshape(y.shape)
@@ -183,7 +183,8 @@ def unpack_codes(nibbles: Array, exponents: Array) -> Array:
 def pack_drops(drop: Array) -> Array:
     """Drops u8 [T, n, groups] -> u8 [T, n, groups / 4]: group g at bits 2g, 2g+1 of a little-endian word."""
     quads = drop.reshape(*drop.shape[:2], -1, 4) << np.array([0, 2, 4, 6], np.uint8)
-    return np.bitwise_or.reduce(quads, axis=-1)
+    packed: Array = np.bitwise_or.reduce(quads, axis=-1)
+    return packed
 
 
 def unpack_drops(packed: Array) -> Array:

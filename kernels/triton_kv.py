@@ -1,0 +1,187 @@
+"""KV rows on the GPU: latents into paged rows, and rows back into the canonical 656-byte rows of the attention.
+
+Both directions give the bytes of kernels.kv_row, on every card and either path:
+
+- the PTX path (NVIDIA, compute capability 8.9 and up) converts with the card's own E4M3 instructions;
+- the portable path uses integers and IEEE division alone. It is what other cards and Triton's interpreter run.
+
+One lane handles one unit of 16 elements: 32 bytes of latent, 8 bytes of nibbles, 4 bytes of exponents, 16 bytes
+of E4M3. So a warp handles a row, no value crosses lanes but a tile's maximum and its drops, and the kernels
+move bytes as fast as the memory does. Nothing here allocates, synchronises or looks at data on the host: every
+function may be captured in a CUDA graph.
+"""
+
+import os
+
+import torch
+import triton
+
+from kernels.kv_row import CANONICAL_BYTES, LATENT, RowLayout
+from kernels.triton_restage import restage_kernel
+from kernels.triton_write import write_kernel
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def has_ptx(device: torch.device) -> bool:
+    """Whether the PTX path runs: an NVIDIA card of compute capability 8.9 or more, outside the interpreter."""
+    if INTERPRETED or device.type != "cuda" or torch.version.cuda is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+# (rows a program handles, warps of a program) by kernel; small: launches of at most SMALL_ROWS rows, where
+# latency counts and not throughput.
+SMALL_ROWS = 32768
+LAUNCH = {
+    "write": {"small": (4, 4), "large": (4, 4)},
+    "restage": {"small": (4, 4), "large": (8, 4)},
+}
+
+
+def write(
+    latents: torch.Tensor,
+    cache: torch.Tensor,
+    slots: torch.Tensor,
+    layout: RowLayout,
+    *,
+    order: torch.Tensor | None = None,
+    ptx: bool | None = None,
+    launch: tuple[int, int] | None = None,
+) -> None:
+    """latents bf16 [T, 512] -> rows of the paged cache u8 [pages, page_rows, row_bytes] at slots int64 [T].
+
+    Slot s is row s % page_rows of page s // page_rows; a negative slot is skipped. Pages may lie further apart
+    than page_rows * row_bytes. `order` int32 [512] (kernels.spread) stores column order[k] as element k.
+    `ptx` forces a path (default: what the card has), `launch` rows and warps a program.
+    """
+    _require(
+        latents.dtype == torch.bfloat16 and latents.dim() == 2 and latents.shape[1] == LATENT,
+        "latents",
+        "bf16 [T, 512]",
+        latents,
+    )
+    _require(latents.stride(1) == 1 and latents.stride(0) % 2 == 0, "latents", "rows of whole words", latents)
+    _require(
+        slots.dtype == torch.int64 and slots.shape == latents.shape[:1] and slots.is_contiguous(),
+        "slots",
+        "int64 [T]",
+        slots,
+    )
+    words, page_words, page_rows = _paged_words(cache, layout)
+    rows = latents.shape[0]
+    if rows == 0:
+        return
+    size, warps = launch or LAUNCH["write"]["small" if rows <= SMALL_ROWS else "large"]
+    write_kernel[(triton.cdiv(rows, size),)](
+        latents.view(torch.int32 if order is None else torch.int16),
+        slots if order is None else order,
+        slots,
+        words,
+        rows,
+        latents.stride(0) // 2,
+        page_words,
+        **_parts(layout),
+        FINE=layout.scales == "fine",
+        PAGE_ROWS=page_rows,
+        SPREAD=order is not None,
+        PTX=has_ptx(cache.device) if ptx is None else ptx,
+        R=size,
+        num_warps=warps,
+    )
+
+
+def restage_pages(
+    cache: torch.Tensor,
+    pages: torch.Tensor,
+    out: torch.Tensor,
+    layout: RowLayout,
+    *,
+    ptx: bool | None = None,
+    launch: tuple[int, int] | None = None,
+) -> None:
+    """Whole pages of the cache, numbers int32 [P], -> out u8 [P * page_rows, 656]. A negative page is skipped."""
+    _require(
+        pages.dtype == torch.int32 and pages.dim() == 1 and pages.is_contiguous(), "pages", "int32 [P]", pages
+    )
+    _restage(cache, pages, out, layout, cache.shape[1], ptx, launch)
+
+
+def restage_gather(
+    cache: torch.Tensor,
+    rows: torch.Tensor,
+    out: torch.Tensor,
+    layout: RowLayout,
+    *,
+    ptx: bool | None = None,
+    launch: tuple[int, int] | None = None,
+) -> None:
+    """Rows of the cache, slot numbers int32 [...], -> out u8 [..., 656]. A negative number is skipped."""
+    _require(rows.dtype == torch.int32 and rows.is_contiguous(), "rows", "int32, contiguous", rows)
+    _restage(cache, rows, out, layout, 0, ptx, launch)
+
+
+def _restage(
+    cache: torch.Tensor,
+    index: torch.Tensor,
+    out: torch.Tensor,
+    layout: RowLayout,
+    index_rows: int,
+    ptx: bool | None,
+    launch: tuple[int, int] | None,
+) -> None:
+    words, page_words, page_rows = _paged_words(cache, layout)
+    rows = index.numel() * max(index_rows, 1)
+    whole = out.dtype == torch.uint8 and out.is_contiguous() and out.numel() == rows * CANONICAL_BYTES
+    _require(whole and out.shape[-1] == CANONICAL_BYTES, "out", f"u8, {rows} rows of {CANONICAL_BYTES}", out)
+    if rows == 0:
+        return
+    size, warps = launch or LAUNCH["restage"]["small" if rows <= SMALL_ROWS else "large"]
+    restage_kernel[(triton.cdiv(rows, size),)](
+        words,
+        index,
+        out.view(torch.int32),
+        rows,
+        page_words,
+        **_parts(layout),
+        PAGE_ROWS=page_rows,
+        INDEX_ROWS=index_rows,
+        PTX=has_ptx(cache.device) if ptx is None else ptx,
+        R=size,
+        num_warps=warps,
+    )
+
+
+def _parts(layout: RowLayout) -> dict[str, int]:
+    """The layout as the kernels want it: word offsets."""
+    return {
+        "FP8_TILES": layout.fp8_tiles,
+        "GROUP": layout.drop_group,
+        "NIBBLE": layout.nibble_at // 4,
+        "EXPONENT": layout.exponent_at // 4,
+        "SCALE": layout.scale_at // 4,
+        "DROP": layout.drop_at // 4,
+        "ROW_WORDS": layout.row_bytes // 4,
+    }
+
+
+def _paged_words(cache: torch.Tensor, layout: RowLayout) -> tuple[torch.Tensor, int, int]:
+    """The cache as words, the words from page to page, and the rows of a page (0: no gap between pages)."""
+    rows_follow = (
+        cache.dim() == 3 and cache.shape[2] == layout.row_bytes == cache.stride(1) and cache.stride(2) == 1
+    )
+    _require(
+        cache.dtype == torch.uint8 and rows_follow,
+        "cache",
+        f"u8 [pages, page_rows, {layout.row_bytes}]",
+        cache,
+    )
+    _require(cache.stride(0) % 4 == 0, "cache", "a page stride of whole words", cache)
+    gapless = cache.stride(0) == cache.shape[1] * layout.row_bytes
+    return cache.view(torch.int32), cache.stride(0) // 4, 0 if gapless else cache.shape[1]
+
+
+def _require(holds: bool, name: str, expected: str, got: torch.Tensor) -> None:
+    if not holds:
+        shape, stride = list(got.shape), list(got.stride())
+        raise ValueError(f"{name}: expected {expected}; got {got.dtype} {shape} with strides {stride}")

@@ -1,0 +1,94 @@
+"""JSON from strangers: strict, and bounded in memory and time whatever the bytes say.
+
+The standard parser builds up to ~100 bytes of objects for each value, so the values are counted before it runs.
+Refused beside broken JSON: duplicate keys, NaN and Infinity, lone surrogates, a byte-order mark, deep nesting.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+BYTES_MAX = 64 << 20  # the largest honest file, the manifest of 150,000 tensors, has 17 MB
+VALUES_MAX = 1_500_000
+DIGITS_MAX = 40  # a longer number is no size, count or scale
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class BadJsonError(Exception):
+    """The bytes are not JSON that we accept; the text says why."""
+
+
+def loads(data: bytes, bytes_max: int = BYTES_MAX) -> Any:
+    """The value in `data`. Raises BadJsonError, nothing else."""
+    if len(data) > bytes_max:
+        raise BadJsonError(f"{len(data):,} bytes where at most {bytes_max:,} are read")
+    values = data.count(b",") + data.count(b"[") + data.count(b"{")
+    if values > VALUES_MAX:
+        raise BadJsonError(f"{values:,} values where at most {VALUES_MAX:,} are read")
+    try:
+        return _decoder.decode(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise BadJsonError(f"not UTF-8 at byte {error.start}") from None
+    except RecursionError:
+        raise BadJsonError("nested too deeply") from None
+    except ValueError as error:  # JSONDecodeError is one
+        raise BadJsonError(str(error)) from None
+
+
+def text(quoted: str) -> str:
+    """The string that a JSON string literal spells, without lone surrogates. Raises BadJsonError."""
+    if "\\" not in quoted:
+        value = quoted[1:-1]
+    else:
+        try:
+            value = json.loads(quoted)
+        except ValueError as error:
+            raise BadJsonError(str(error)) from None
+    if _SURROGATE.search(value):
+        raise BadJsonError("a lone surrogate in a string")
+    return str(value)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {twice!r} twice in one object")
+    for key, item in pairs:
+        _no_surrogate(key)
+        _no_surrogate(item)
+    return value
+
+
+def _no_surrogate(item: Any) -> None:
+    if isinstance(item, list):
+        for part in item:
+            if isinstance(part, str):
+                _no_surrogate(part)
+    elif isinstance(item, str) and not item.isascii() and _SURROGATE.search(item):
+        raise ValueError("a lone surrogate in a string")
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > DIGITS_MAX:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
+
+
+def _real(digits: str) -> float:
+    if len(digits) > 2 * DIGITS_MAX:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return float(digits)
+
+
+def _constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+_decoder = json.JSONDecoder(
+    object_pairs_hook=_object, parse_int=_integer, parse_float=_real, parse_constant=_constant
+)

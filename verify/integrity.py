@@ -1,0 +1,187 @@
+"""Is the checkpoint whole, and is it what was published?
+
+Structure (headers, index, files), scales and codes, config entries; with a manifest every file and tensor digest; with
+the parent, that nothing was lost and that carried tensors are the parent's byte by byte. One pass over the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from verify.checkpoint import Checkpoint, is_plain_path, open_checkpoint
+from verify.container import Tensor
+from verify.entries import entry_faults
+from verify.findings import Finding, Report
+from verify.manifest import MANIFEST, Manifest
+from verify.parentage import Parentage, parentage
+from verify.schemes import Linear, grid_of, pair_faults, quantised
+from verify.source import Source
+from verify.stream import FileJob, FileResult, Task, stream
+from verify.structure import structure_faults
+from verify.values import Law, laws_of
+
+# Signatures and provenance are made after the manifest and vouch for it; they can't be listed in it.
+AFTER_THE_MANIFEST = ("model.sig", "provenance.intoto.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A checkpoint with what is judged about it."""
+
+    checkpoint: Checkpoint
+    linears: dict[str, Linear]
+    laws: dict[str, Law]
+
+
+def integrity(
+    source: Source,
+    parent: Source | None = None,
+    read_data: bool = True,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Report:
+    """`progress` is told of bytes done and bytes in all. Without `read_data` only headers are judged."""
+    report = Report("integrity")
+    opened = _open(source, report)
+    origin = parentage(opened.checkpoint, opened.linears, parent, report) if parent is not None else None
+    if origin is None:
+        report.leaves_out("parent", "no --parent given")
+    if not read_data:
+        for topic in ("digests", "scales", "codes"):
+            report.leaves_out(topic, "headers only")
+    else:
+        _data(opened, origin, parent, report, progress)
+    report.fine = _fine(opened.checkpoint, report)
+    return report
+
+
+def _open(source: Source, report: Report) -> Opened:
+    checkpoint = open_checkpoint(source, report)
+    linears = quantised(checkpoint.tensors)
+    report.add(*structure_faults(checkpoint), *pair_faults(linears.values()))
+    report.add(*entry_faults(checkpoint, linears))
+    if checkpoint.config:
+        report.checks("config")
+    else:
+        report.leaves_out("config", "there is no config.json")
+    if checkpoint.manifest is not None:
+        report.add(*_manifest_faults(checkpoint, checkpoint.manifest))
+    elif MANIFEST in checkpoint.files:
+        report.leaves_out("digests", f"{MANIFEST} cannot be used")
+    else:
+        report.leaves_out("digests", f"there is no {MANIFEST}")
+    return Opened(checkpoint, linears, laws_of(linears))
+
+
+def _manifest_faults(checkpoint: Checkpoint, manifest: Manifest) -> Iterator[Finding]:
+    """Names and sizes in the manifest against the folder, without data."""
+    for path, record in manifest.files.items():
+        if not is_plain_path(path):
+            yield Finding("index-path", MANIFEST, "", "a plain file name", ascii(path[:200]))
+        elif path not in checkpoint.files:
+            yield Finding("missing-file", path, "", f"{record.bytes:,} bytes", "no such file")
+        elif checkpoint.files[path] != record.bytes:
+            yield Finding(
+                "file-size", path, "", f"{record.bytes:,} bytes", f"{checkpoint.files[path]:,} bytes"
+            )
+    for path in checkpoint.files:
+        if path not in manifest.files and path != MANIFEST and path not in AFTER_THE_MANIFEST:
+            yield Finding("stray-file", path, "", f"a file that {MANIFEST} lists")
+    for file, header in checkpoint.headers.items():
+        listed = manifest.shards[file].tensors if file in manifest.shards else {}
+        here = {tensor.name for tensor in header.tensors}
+        for name in sorted(here - set(listed)):
+            yield Finding("manifest-lacks-tensor", file, name, "a digest in the manifest", "none")
+        for name in sorted(set(listed) - here):
+            yield Finding("manifest-extra-tensor", file, name, "the tensor that the manifest lists", "none")
+    yield from _conversion_faults(checkpoint, manifest)
+
+
+def _conversion_faults(checkpoint: Checkpoint, manifest: Manifest) -> Iterator[Finding]:
+    for name, conversion in manifest.conversions.items():
+        weight, scale = checkpoint.tensors.get(name), checkpoint.tensors.get(f"{name}_scale_inv")
+        if weight is None or scale is None:
+            yield Finding(
+                "conversion-record", MANIFEST, name, "the weight and its weight_scale_inv", "not both"
+            )
+        elif weight.dtype != "F8_E4M3" or len(weight.shape) < 2:
+            yield Finding("conversion-record", weight.file, name, "F8_E4M3 of two axes", str(weight))
+        elif scale.shape != grid_of(weight.shape, conversion.block):
+            expected = (
+                f"{list(grid_of(weight.shape, conversion.block))} for blocks of {list(conversion.block)}"
+            )
+            yield Finding("conversion-record", scale.file, scale.name, expected, str(list(scale.shape)))
+
+
+def _data(
+    opened: Opened,
+    origin: Parentage | None,
+    parent: Source | None,
+    report: Report,
+    progress: Callable[[int, int], None],
+) -> None:
+    checkpoint = opened.checkpoint
+    jobs = list(_jobs(opened, origin))
+    sources = origin.source_jobs() if origin is not None else []
+    total = sum(job.bytes for job in (*jobs, *sources))
+    done = [0]
+
+    def told(count: int) -> None:
+        done[0] += count
+        progress(done[0], total)
+
+    results = stream(checkpoint.source, jobs, parent, told)
+    for result in results.values():
+        report.add(*result.findings)
+        if checkpoint.manifest is not None:
+            report.add(*_digest_faults(checkpoint.manifest, result))
+        for name, first in result.unequal.items():
+            got = f"byte {first:,} of the tensor differs"
+            report.add(Finding("carried-changed", result.file, name, "the parent's bytes", got))
+    report.checks("scales")
+    report.checks("codes")
+    if checkpoint.manifest is not None:
+        report.checks("digests")
+    if origin is not None and parent is not None:
+        report.add(*origin.source_faults(stream(parent, sources, None, told)))
+        report.checks("parent")
+
+
+def _jobs(opened: Opened, origin: Parentage | None) -> Iterator[FileJob]:
+    checkpoint, manifest = opened.checkpoint, opened.checkpoint.manifest
+    for file, size in checkpoint.files.items():
+        record = manifest.files.get(file) if manifest is not None else None
+        sha256 = record is not None and record.sha256 is not None and record.bytes == size
+        tasks: list[Task] = []
+        if file in checkpoint.headers and checkpoint.headers[file].sound:
+            listed = manifest.shards[file].tensors if manifest is not None and file in manifest.shards else {}
+            twins = origin.twins if origin is not None else {}
+            for tensor in checkpoint.headers[file].tensors:
+                task = _task(tensor, tensor.name in listed, opened.laws, twins)
+                if task is not None:
+                    tasks.append(task)
+        if sha256 or tasks:
+            yield FileJob(file, size, sha256, tuple(tasks))
+
+
+def _task(tensor: Tensor, digest: bool, laws: dict[str, Law], twins: dict[str, Tensor]) -> Task | None:
+    law, twin = laws.get(tensor.name), twins.get(tensor.name)
+    return Task(tensor, digest, law, twin) if digest or law is not None or twin is not None else None
+
+
+def _digest_faults(manifest: Manifest, result: FileResult) -> Iterator[Finding]:
+    record, shard = manifest.files.get(result.file), manifest.shards.get(result.file)
+    if record is not None and record.sha256 is not None and result.sha256 not in ("", record.sha256):
+        yield Finding("file-digest", result.file, "", record.sha256, result.sha256)
+    for name, digest in result.digests.items():
+        if shard is not None and shard.tensors[name] != digest:
+            yield Finding("tensor-digest", result.file, name, shard.tensors[name], digest)
+
+
+def _fine(checkpoint: Checkpoint, report: Report) -> list[str]:
+    faulty = {finding.file for finding in report.findings if finding.severity != "info"}
+    return [
+        f"{file}: {len(header.tensors):,} tensors, {checkpoint.files[file]:,} bytes"
+        for file, header in checkpoint.headers.items()
+        if file not in faulty
+    ]

@@ -1,0 +1,212 @@
+"""Every byte of a checkpoint in one pass: sha256 of files, xxh3-128 of tensors, values, comparison with the parent.
+
+Two threads, each pinned to a CPU of its own (an unpinned pair is often packed on one), take whole files, the largest
+first. A file is read once, in strips, into a buffer that is reused; every reader of its bytes is fed from that strip
+while it is in the cache. Results come back by file, so that their order never depends on the threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from verify.container import Tensor
+from verify.findings import Finding, UnreadableError
+from verify.source import Reader, Source
+from verify.values import Law, Look
+
+STRIP_BYTES = 1 << 20  # read, hashed and looked at while in the second-level cache
+THREADS_MAX = 2
+
+Strip = NDArray[np.uint8]
+Buffers = tuple[Strip, Strip]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What to do with one tensor of a file."""
+
+    tensor: Tensor
+    digest: bool = False
+    law: Law | None = None
+    twin: Tensor | None = None  # of the other checkpoint, to be equal byte by byte
+
+
+@dataclass(frozen=True, slots=True)
+class FileJob:
+    """What to do with one file; its tasks lie in the order of their bytes and do not overlap."""
+
+    file: str
+    size: int
+    sha256: bool
+    tasks: tuple[Task, ...]
+
+    @property
+    def bytes(self) -> int:
+        """To read, the twins' bytes left out."""
+        return self.size if self.sha256 else sum(task.tensor.bytes for task in self.tasks)
+
+
+@dataclass(slots=True)
+class FileResult:
+    file: str
+    sha256: str = ""
+    digests: dict[str, str] = field(default_factory=dict)
+    unequal: dict[str, int] = field(
+        default_factory=dict
+    )  # tensor -> the first byte that differs from its twin's
+    findings: list[Finding] = field(default_factory=list)
+
+
+def stream(
+    source: Source,
+    jobs: Sequence[FileJob],
+    other: Source | None = None,
+    progress: Callable[[int], None] = lambda count: None,
+) -> dict[str, FileResult]:
+    """Does all jobs; `other` holds the twins; `progress` is told of bytes as they are read, from any thread."""
+    waiting: queue.SimpleQueue[FileJob] = queue.SimpleQueue()
+    for job in sorted(jobs, key=lambda job: -job.bytes):
+        waiting.put(job)
+    results: dict[str, FileResult] = {}
+    crashed: list[BaseException] = []
+
+    def work(cpu: int | None) -> None:
+        _pin(cpu)
+        buffers = np.empty(STRIP_BYTES, np.uint8), np.empty(STRIP_BYTES, np.uint8)
+        try:
+            while not crashed:
+                job = waiting.get_nowait()
+                results[job.file] = _Pass(source, other, job, buffers).run(progress)
+        except queue.Empty:
+            return
+        except BaseException as error:
+            crashed.append(error)
+
+    cpus = _cpus()[: max(1, min(THREADS_MAX, len(jobs)))]
+    threads = [threading.Thread(target=work, args=(cpu,), daemon=True) for cpu in cpus]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if crashed:
+        raise crashed[0]
+    return {job.file: results[job.file] for job in jobs}
+
+
+def _cpus() -> Sequence[int | None]:
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return [None] * (os.cpu_count() or 1)
+
+
+def _pin(cpu: int | None) -> None:
+    if cpu is not None:
+        os.sched_setaffinity(0, {cpu})  # 0 is the calling thread
+
+
+class _Pass:
+    """One file, read once. The current task's readers of bytes are kept between strips."""
+
+    def __init__(self, source: Source, other: Source | None, job: FileJob, buffers: Buffers) -> None:
+        self._source, self._other, self._job, self._buffers = source, other, job, buffers
+        self._result = FileResult(job.file)
+        self._waiting = deque(job.tasks)
+        self._hash: xxhash.xxh3_128 | None = None
+        self._look: Look | None = None
+        self._twins: dict[str, Reader] = {}
+
+    def run(self, progress: Callable[[int], None]) -> FileResult:
+        sha = hashlib.sha256() if self._job.sha256 else None
+        try:
+            with ExitStack() as opened:
+                reader = opened.enter_context(self._source.open(self._job.file))
+                self._open_twins(opened)
+                self._begin()
+                for begin, end in self._strips():
+                    strip = self._buffers[0][: end - begin]
+                    reader.read_into(begin, strip.data)
+                    if sha is not None:
+                        sha.update(strip.data)
+                    self._feed(begin, end, strip)
+                    progress(end - begin)
+                while self._waiting:  # tensors without bytes at the end of the file
+                    self._finish()
+        except UnreadableError as error:
+            self._result.findings.append(error.finding)
+            return self._result
+        if sha is not None:
+            self._result.sha256 = sha.hexdigest()
+        return self._result
+
+    def _open_twins(self, opened: ExitStack) -> None:
+        for task in self._job.tasks:
+            if task.twin is not None and self._other is not None and task.twin.file not in self._twins:
+                self._twins[task.twin.file] = opened.enter_context(self._other.open(task.twin.file))
+
+    def _strips(self) -> Iterator[tuple[int, int]]:
+        """The whole file for a sha256; else the runs of bytes that the tasks need."""
+        runs = (
+            [(0, self._job.size)] if self._job.sha256 else runs_of([task.tensor for task in self._job.tasks])
+        )
+        for first, last in runs:
+            for begin in range(first, last, STRIP_BYTES):
+                yield begin, min(begin + STRIP_BYTES, last)
+
+    def _begin(self) -> None:
+        if self._waiting:
+            task = self._waiting[0]
+            self._hash = xxhash.xxh3_128() if task.digest else None
+            self._look = Look(task.tensor, task.law) if task.law is not None else None
+
+    def _finish(self) -> None:
+        task = self._waiting.popleft()
+        if self._hash is not None:
+            self._result.digests[task.tensor.name] = self._hash.hexdigest()
+        if self._look is not None:
+            self._result.findings += self._look.findings()
+        self._begin()
+
+    def _feed(self, begin: int, end: int, strip: Strip) -> None:
+        """Gives the strip, bytes [begin, end) of the file, to the tensors that lie in it."""
+        while self._waiting and self._waiting[0].tensor.begin < end:
+            tensor = self._waiting[0].tensor
+            first, last = max(tensor.begin, begin), min(tensor.end, end)
+            if first < last:
+                self._feed_tensor(self._waiting[0], first - tensor.begin, strip[first - begin : last - begin])
+            if tensor.end > end:
+                return
+            self._finish()
+
+    def _feed_tensor(self, task: Task, at: int, piece: Strip) -> None:
+        if self._hash is not None:
+            self._hash.update(piece.data)
+        if self._look is not None:
+            self._look.feed(piece)
+        if task.twin is not None and task.tensor.name not in self._result.unequal:
+            twin = self._buffers[1][: len(piece)]
+            self._twins[task.twin.file].read_into(task.twin.begin + at, twin.data)
+            if not np.array_equal(piece, twin):
+                first = at + int(np.flatnonzero(piece != twin)[0])
+                self._result.unequal[task.tensor.name] = first
+
+
+def runs_of(tensors: Iterable[Tensor], gap_max: int = 0) -> list[tuple[int, int]]:
+    """The runs of bytes that tensors of one file, in order, fill; runs at most `gap_max` bytes apart are joined."""
+    runs: list[tuple[int, int]] = []
+    for tensor in tensors:
+        if runs and tensor.begin - runs[-1][1] <= gap_max:
+            runs[-1] = (runs[-1][0], max(runs[-1][1], tensor.end))
+        else:
+            runs.append((tensor.begin, tensor.end))
+    return runs

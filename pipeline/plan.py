@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pipeline.container import lay_out
@@ -26,6 +26,7 @@ from pipeline.types import (
     Header,
     LoadsAt,
     Parent,
+    Part,
     Piece,
     Plan,
     QuantizeBlock,
@@ -94,7 +95,7 @@ def _shard(header: Header, assignments: Sequence[Assignment]) -> ShardPlan | Non
     """The plan of one output file; None where nothing of the parent's file is left."""
     rewritten = any(not isinstance(each.action, Copy) for each in assignments)
     outputs = {
-        name: (each.source, part, dtype, shape)
+        name: (each, part, dtype, shape)
         for each in assignments
         for name, dtype, shape, part in each.action.outputs(each.source)
     }
@@ -109,10 +110,14 @@ def _shard(header: Header, assignments: Sequence[Assignment]) -> ShardPlan | Non
         if rewritten
         else header
     )
-    pieces = tuple(Piece(ref, *outputs[ref.name][:2]) for ref in layout.tensors)
+    pieces = tuple(_piece(ref, *outputs[ref.name][:2]) for ref in layout.tensors)
     return ShardPlan(
         header.shard, layout, pieces, (header.shard,), rewritten, _shard_key(header, layout, assignments)
     )
+
+
+def _piece(ref: TensorRef, each: Assignment, part: Part) -> Piece:
+    return Piece(ref, each.source, part, each.action)
 
 
 def _shard_key(source: Header, output: Header, assignments: Iterable[Assignment]) -> str:
@@ -249,9 +254,3 @@ def plan_json(plan: Plan, parent: Parent) -> dict[str, Any]:
         "dropped": list(plan.dropped),
         "key": plan.key,
     }
-
-
-def index_bytes(weight_map: Mapping[str, str], total_size: int) -> bytes:
-    """model.safetensors.index.json, as the transformers library writes it: two spaces, keys sorted."""
-    index = {"metadata": {"total_size": total_size}, "weight_map": dict(sorted(weight_map.items()))}
-    return (json.dumps(index, indent=2, ensure_ascii=False) + "\n").encode()

@@ -138,15 +138,6 @@ Part = Literal["bytes", "codes", "scales"]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """One output tensor: where it lies, and which part of which parent tensor fills it."""
-
-    ref: TensorRef
-    source: TensorRef
-    part: Part
-
-
-@dataclass(frozen=True, slots=True)
 class Copy:
     """The tensor is passed on byte for byte."""
 
@@ -181,6 +172,16 @@ class Drop:
 
 
 Action = Copy | QuantizeBlock | Drop
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One output tensor: where it lies, which parent tensor fills it, with which part of what the action makes."""
+
+    ref: TensorRef
+    source: TensorRef
+    part: Part
+    action: Action
 
 
 @dataclass(frozen=True, slots=True)

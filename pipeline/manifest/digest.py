@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import xxhash
@@ -42,3 +43,34 @@ def _refuse_floats(value: Any) -> None:
 def key_of(value: Any) -> str:
     """sha256, in hex, of the canonical JSON of `value`."""
     return hashlib.sha256(canonical(value)).hexdigest()
+
+
+class TensorSplitter:
+    """Digests of adjacent tensors, (name, bytes) each, from the stream of their data."""
+
+    def __init__(self, tensors: Sequence[tuple[str, int]]) -> None:
+        self._tensors = tensors
+        self._digests: dict[str, str] = {}
+        self._at, self._hash = 0, TensorHash()
+        self._left = tensors[0][1] if tensors else 0
+
+    def update(self, chunk: memoryview) -> None:
+        while len(chunk):
+            self._close_full()
+            part = chunk[: self._left]
+            self._hash.update(part)
+            self._left -= len(part)
+            chunk = chunk[len(part) :]
+
+    def digests(self) -> dict[str, str]:
+        """Tensor name -> digest, once all bytes have been seen."""
+        self._close_full()
+        assert self._at == len(self._tensors), f"the stream ended inside {self._tensors[self._at][0]}"
+        return self._digests
+
+    def _close_full(self) -> None:
+        """Closes every tensor whose bytes are complete, empty ones included."""
+        while self._at < len(self._tensors) and self._left == 0:
+            self._digests[self._tensors[self._at][0]] = self._hash.hexdigest()
+            self._at, self._hash = self._at + 1, TensorHash()
+            self._left = self._tensors[self._at][1] if self._at < len(self._tensors) else 0

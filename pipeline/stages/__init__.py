@@ -1,0 +1,27 @@
+"""The stages, one module each, and the table that names them. To add one: a module and a row.
+
+Stages do not import one another's work: they meet in the plan and in what flows along the DAG.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pipeline.dag import Stage
+from pipeline.stages.classify import classify
+from pipeline.stages.index import index
+from pipeline.stages.quantize import quantize
+from pipeline.stages.rewrite import rewrite
+from pipeline.stages.scales import scales
+from pipeline.stages.scan import scan
+
+STAGES: Mapping[str, Stage] = {
+    "scan": Stage(scan, produces="headers", scope="checkpoint"),
+    "classify": Stage(classify, consumes=("headers",), produces="assignments", scope="checkpoint"),
+    "quantize": Stage(quantize, consumes=("assignments",), produces="codes", scope="shard"),
+    "scales": Stage(scales, consumes=("codes",), produces="scales", scope="shard"),
+    "rewrite": Stage(
+        rewrite, consumes=("assignments", "codes", "scales"), produces="receipts", scope="shard"
+    ),
+    "index": Stage(index, consumes=("headers", "receipts"), produces="index", scope="checkpoint"),
+}

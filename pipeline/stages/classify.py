@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pipeline.errors import PlanError
 from pipeline.globs import GlobSet, fused_instances, nearest
+from pipeline.job import Checkpoint
 from pipeline.recipe import Family, Fused, Recipe
 from pipeline.types import Assignment, Parent, QuantizeBlock, TensorRef
 
@@ -18,8 +19,9 @@ _SHOWN = 5  # problems of one kind that are told in full
 _FLOATS = frozenset({"BF16", "F16", "F32"})
 
 
-def classify(recipe: Recipe, headers: Parent) -> tuple[Assignment, ...]:
+def classify(checkpoint: Checkpoint, headers: Parent) -> tuple[Assignment, ...]:
     """One Assignment a tensor, in the parent's order. Raises PlanError with every problem found."""
+    recipe = checkpoint.recipe
     families = {family.name: family for family in recipe.family}
     owners = _owners(recipe.family, headers)
     problems = _unmatched_globs(recipe, headers)

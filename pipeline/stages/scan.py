@@ -14,6 +14,7 @@ from typing import Any
 
 from pipeline.container import file_stat, read_header
 from pipeline.errors import CheckpointError
+from pipeline.job import Checkpoint
 from pipeline.types import CONFIG_FILE, INDEX_FILE, SINGLE_FILE, Header, Parent
 
 _INDEX_BYTES_MAX = 1 << 28
@@ -25,8 +26,9 @@ _NOT_CARRIED = frozenset(
 _SIGNATURES = (".sig", ".asc", ".sigstore", ".sigstore.json", ".minisig")
 
 
-def scan(folder: Path) -> Parent:
-    """Reads the Parent in `folder`. Raises CheckpointError where its files are missing or contradict each other."""
+def scan(checkpoint: Checkpoint) -> Parent:
+    """Reads the Parent. Raises CheckpointError where its files are missing or contradict each other."""
+    folder = checkpoint.folder
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: is not a folder; give the parent checkpoint's folder with --parent")
     shards = sorted(

@@ -1,0 +1,210 @@
+"""The commands plan, build and explain."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from pipeline import recipe as recipes
+from pipeline import run
+from pipeline.commands.progress import human, meter
+from pipeline.job import Prepared, Settings, Watch
+from pipeline.plan import plan_json
+
+_config = click.option(
+    "-c",
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("pipeline.toml"),
+    show_default=True,
+    help="The recipe.",
+)
+_parent = click.option(
+    "--parent", type=click.Path(path_type=Path), required=True, help="Folder of the parent checkpoint."
+)
+_out = click.option(
+    "--out", type=click.Path(path_type=Path), required=True, help="Folder that the checkpoint is built in."
+)
+_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+_paranoid = click.option("--paranoid", is_flag=True, help="Believe no file's stat: hash everything again.")
+
+
+@click.command()
+@_config
+@_parent
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Folder that a build would write; for the free disk."
+)
+@_json
+def plan(config: Path, parent: Path, out: Path | None, as_json: bool) -> None:
+    """What a build would make, from headers alone.
+
+    Example: shardmill plan -c pipeline.toml --parent /data/parent --out /data/out
+    """
+    prepared = run.prepare(recipes.load(config), parent)
+    facts = plan_json(prepared.plan, prepared.parent)
+    if out is not None:
+        facts["disk"] = {"needed": prepared.plan.file_bytes, "free": _free(out)}
+    if as_json:
+        click.echo(json.dumps(facts))
+    else:
+        _show_plan(prepared, facts)
+
+
+@click.command()
+@_config
+@_parent
+@_out
+@click.option(
+    "--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Shards made at a time."
+)
+@click.option("--kernel", type=click.Choice(["auto", "numpy", "numba"]), default="auto", show_default=True)
+@click.option(
+    "--passthrough",
+    type=click.Choice(["copy", "reflink", "hardlink"]),
+    default="copy",
+    show_default=True,
+    help="How an unchanged file is passed on. A hard link is the parent's own file: editing one edits both.",
+)
+@click.option("--sha256/--no-sha256", default=True, show_default=True, help="Hash every output file.")
+@click.option("--expect-key", help="Refuse to build any plan but the one with this key (see plan --json).")
+@_paranoid
+@_json
+def build(
+    config: Path,
+    parent: Path,
+    out: Path,
+    workers: int,
+    kernel: str,
+    passthrough: Any,
+    sha256: bool,
+    expect_key: str | None,
+    paranoid: bool,
+    as_json: bool,
+) -> None:
+    """Do what the plan says. A build that was cut goes on where it stopped; one that is done does nothing.
+
+    Example: shardmill build -c pipeline.toml --parent /data/parent --out /data/out
+    """
+    started = time.monotonic()
+    prepared = run.prepare(recipes.load(config), parent)
+    if expect_key not in (None, prepared.plan.key):
+        raise click.ClickException(
+            f"the plan's key is {prepared.plan.key}, not {expect_key}; nothing was written"
+        )
+    settings = Settings(workers, kernel, sha256, passthrough, paranoid)
+    with meter(quiet=as_json) as progress:
+        watch = Watch(progress.advance)
+        try:
+            summary = run.build(prepared, out, settings, watch, progress.begin, _tell)
+        except BaseException:
+            watch.stop.set()
+            raise
+    seconds = time.monotonic() - started
+    if as_json:
+        click.echo(json.dumps(_summary_json(summary, seconds)))
+    else:
+        _show_summary(summary, out, seconds)
+
+
+@click.command()
+@_config
+@_parent
+@_out
+@_paranoid
+@_json
+def explain(config: Path, parent: Path, out: Path, paranoid: bool, as_json: bool) -> None:
+    """What a build would do now, with one sentence why, for each shard. Writes nothing.
+
+    Example: shardmill explain -c pipeline.toml --parent /data/parent --out /data/out
+    """
+    prepared = run.prepare(recipes.load(config), parent)
+    verdicts = run.explain(prepared, out, Settings(paranoid=paranoid), _tell)
+    if as_json:
+        click.echo(json.dumps({"shards": {verdict.file: verdict.reason for verdict in verdicts}}))
+        return
+    stale = [verdict for verdict in verdicts if verdict.reason]
+    for verdict in stale:
+        click.echo(f"{verdict.file}: will be made: {verdict.reason}")
+    click.echo(f"{len(stale)} of {len(verdicts)} shards will be made; the others are up to date")
+
+
+def _tell(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def _free(out: Path) -> int:
+    place = out.absolute()
+    while not place.exists():
+        place = place.parent
+    return shutil.disk_usage(place).free
+
+
+def _show_plan(prepared: Prepared, facts: dict[str, Any]) -> None:
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    table = Table(title=f"{prepared.plan.recipe}: what becomes of the parent")
+    for name in ("family", "done", "block"):
+        table.add_column(name)
+    for name in ("tensors", "before", "after", "scales"):
+        table.add_column(name, justify="right")
+    for name, family in facts["families"].items():
+        block = f"[{family['block'][0]},{family['block'][1]}]" if family["block"] else ""
+        sizes = [human(family[size]) for size in ("bytes_before", "bytes_after", "scale_bytes")]
+        # The block goes through rich, which reads square brackets as markup.
+        table.add_row(name, family["action"], block.replace("[", r"\["), str(family["tensors"]), *sizes)
+    console.print(table)
+    for side in ("parent", "output"):
+        sums = facts[side]
+        click.echo(
+            f"{side}: {sums['files']} files, {sums['tensors']:,} tensors, {sums['tensor_bytes']:,} tensor bytes, "
+            f"{sums['file_bytes']:,} file bytes ({human(sums['file_bytes'])})"
+        )
+    rewritten = len(facts["files_rewritten"])
+    click.echo(
+        f"{facts['converted']} tensors convert; {rewritten} files are rewritten, "
+        f"{facts['output']['files'] - rewritten} passed on; config.json gets {facts['config_entries']:,} entries"
+    )
+    if "disk" in facts:
+        click.echo(f"disk: needs {human(facts['disk']['needed'])}, {human(facts['disk']['free'])} free")
+    click.echo(_loads_line(facts["loads_at"]))
+    click.echo(f"plan key: {facts['key']}")
+
+
+def _loads_line(loads_at: dict[str, str]) -> str:
+    loads = [size for size, answer in loads_at.items() if answer == "yes"]
+    fails = [f"{size} ({answer})" for size, answer in loads_at.items() if answer != "yes"]
+    return f"loads at tensor-parallel size {', '.join(loads)}" + (
+        f"; not {'; not '.join(fails)}" if fails else ""
+    )
+
+
+def _summary_json(summary: run.Summary, seconds: float) -> dict[str, Any]:
+    return {
+        "made": {verdict.file: verdict.reason for verdict in summary.made},
+        "resumed": list(summary.resumed),
+        "files_written": list(summary.files_written),
+        "bytes_read": summary.bytes_read,
+        "kernel": summary.kernel,
+        "plan_key": summary.plan.key,
+        "seconds": round(seconds, 3),
+    }
+
+
+def _show_summary(summary: run.Summary, out: Path, seconds: float) -> None:
+    if not summary.files_written:
+        click.echo(f"nothing to do: {out} is up to date ({seconds:.1f} s)")
+        return
+    made, fresh = len(summary.made), len(summary.plan.shards) - len(summary.made)
+    click.echo(
+        f"built {out} in {seconds:.1f} s: {made} shards made ({len(summary.resumed)} of them before a cut), "
+        f"{fresh} up to date, {len(summary.files_written)} files written, {human(summary.bytes_read)} read"
+    )
+    click.echo(f"kernel: {summary.kernel}; recipe: {summary.plan.recipe}; plan key: {summary.plan.key}")

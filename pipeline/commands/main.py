@@ -1,0 +1,81 @@
+"""The command `shardmill`. Its subcommands are imported when they are called, so that `--help` is instant."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from types import FrameType
+
+import click
+
+from pipeline.errors import PlanError, RecipeError, ShardmillError
+
+# name -> (module:attribute, the line that --help shows)
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "plan": ("pipeline.commands.build:plan", "What a build would make, from headers alone."),
+    "build": ("pipeline.commands.build:build", "Do what the plan says; go on where a cut build stopped."),
+    "explain": ("pipeline.commands.build:explain", "What a build would do now, and why, shard by shard."),
+    "pin": ("pipeline.commands.pin:pin", "Write the parent's lock file: size and sha256 of each file."),
+    "toy-parent": (
+        "pipeline.commands.toy:toy_parent",
+        "Make a parent with the real one's structure, in toy size.",
+    ),
+    "verify": ("verify.commands:verify", "Judge a checkpoint: whole? sane? made from that parent?"),
+    "preflight": ("pipeline.commands.serve:preflight", "Would this vLLM serve this checkpoint right?"),
+    "serve": ("pipeline.commands.serve:serve", "Print or run the vLLM command of a lane."),
+    "tune": ("pipeline.commands.tune:tune", "Tune the block-FP8 GEMM for this machine's GPU."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported only when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="shardmill", message="shardmill %(version)s")
+def shardmill() -> None:
+    """Rewrite a published safetensors checkpoint into one that fits and serves better, and prove every byte.
+
+    Example: shardmill plan -c pipeline.toml --parent /data/parent
+    """
+
+
+def main() -> None:
+    """Runs `shardmill`. Exit codes: 0 done, 1 findings or failure, 2 usage, 130 interrupted, 143 terminated."""
+    signal.signal(signal.SIGTERM, _terminated)
+    try:
+        shardmill(standalone_mode=False)
+    except click.exceptions.Exit as leaving:
+        sys.exit(leaving.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("stopped; the same command goes on where it stopped", err=True)
+        sys.exit(130)
+    except ShardmillError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(2 if isinstance(error, RecipeError) and not isinstance(error, PlanError) else 1)
+    except BrokenPipeError:
+        sys.exit(1)
+
+
+def _terminated(signum: int, frame: FrameType | None) -> None:
+    click.echo("terminated; the same command goes on where it stopped", err=True)
+    raise SystemExit(128 + signum)

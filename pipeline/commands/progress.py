@@ -1,0 +1,98 @@
+"""Progress of a long run: a bar with bytes, rate and time left; plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+class Meter(Protocol):
+    """Told how many bytes there will be, then of each count that is done."""
+
+    def begin(self, total: int) -> None: ...
+
+    def advance(self, count: int) -> None: ...
+
+
+@contextmanager
+def meter(quiet: bool) -> Iterator[Meter]:
+    """The Meter that fits standard error: none, a bar, or lines."""
+    if quiet:
+        yield _Silent()
+    elif sys.stderr.isatty():
+        columns = (
+            TextColumn("building"),
+            BarColumn(),
+            DownloadColumn(binary_units=True),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+            yield _Bar(progress)
+    else:
+        yield _Lines()
+
+
+class _Silent:
+    def begin(self, total: int) -> None:
+        pass
+
+    def advance(self, count: int) -> None:
+        pass
+
+
+class _Bar:
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task = progress.add_task("building", total=None)
+
+    def begin(self, total: int) -> None:
+        self._progress.update(self._task, total=total)
+
+    def advance(self, count: int) -> None:
+        self._progress.advance(self._task, count)
+
+
+class _Lines:
+    def __init__(self) -> None:
+        self._total = self._done = 0
+        self._started = self._told = time.monotonic()
+
+    def begin(self, total: int) -> None:
+        self._total = total
+
+    def advance(self, count: int) -> None:
+        self._done += count
+        now = time.monotonic()
+        if now - self._told >= _SECONDS_BETWEEN_LINES:
+            self._told = now
+            rate = self._done / (now - self._started)
+            left = (self._total - self._done) / rate
+            line = f"{human(self._done)} of {human(self._total)}, {human(int(rate))}/s, {left:.0f} s left"
+            click.echo(line, err=True)
+
+
+def human(count: int) -> str:
+    """Bytes for people: 1536 -> '1.5 KiB'."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.2f} TiB"

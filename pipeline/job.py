@@ -1,0 +1,100 @@
+"""What stages work with: a Checkpoint for those that see the whole, a ShardJob for those that run once a shard."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.dag import Dag
+from pipeline.errors import BuildError
+from pipeline.recipe import Recipe
+from pipeline.shardio import Buffers, Sink, Source
+from pipeline.types import Parent, Plan, ShardPlan
+
+Passthrough = Literal["copy", "reflink", "hardlink"]
+
+
+class StoppedError(BuildError):
+    """The build was asked to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a build goes about it. None of these changes a byte of a weight file."""
+
+    workers: int = 2
+    kernel: str = "auto"
+    file_digests: bool = True  # sha256 of every output file
+    passthrough: Passthrough = "copy"
+    paranoid: bool = False  # believe no stat, hash everything again
+
+
+@dataclass
+class Watch:
+    """The thread that looks on: told of each byte that is done, and able to stop the work."""
+
+    advance: Callable[[int], None] = lambda count: None
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def done(self, count: int) -> None:
+        """Reports `count` more bytes of input; raises StoppedError where the build is to stop."""
+        if self.stop.is_set():
+            raise StoppedError("stopped; build again to go on where it stopped")
+        self.advance(count)
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """What one thread keeps from shard to shard: its buffers and its encoders."""
+
+    buffers: Buffers = field(default_factory=Buffers)
+    encoders: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardJob:
+    """One shard being made."""
+
+    plan: ShardPlan
+    source: Source
+    sink: Sink
+    settings: Settings
+    worker: Worker
+    watch: Watch
+    source_data_begin: int  # bytes from the start of the source file to its data
+
+
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """One weight [R, C], encoded: its codes are in the sink, its scales f32 [ceil(R/r), ceil(C/c)] here."""
+
+    scales: NDArray[np.float32]
+    codes_digest: str
+    source_digest: str
+    counts: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The whole: the recipe, the parent's folder, and the plan once there is one."""
+
+    recipe: Recipe
+    folder: Path
+    plan: Plan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """All that is known before a byte of data is read."""
+
+    dag: Dag
+    products: Mapping[str, Any]
+    checkpoint: Checkpoint
+    plan: Plan
+    parent: Parent

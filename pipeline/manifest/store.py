@@ -1,0 +1,180 @@
+"""Where records are kept: the private state of an output folder, and how its files come to be published.
+
+A checkpoint appears whole or not at all. New files are made in `.shardmill/staging`; a commit takes away the gate
+(the index, or model.safetensors where there is none), moves the files in, and puts the gate back last. The commit's
+journal is written first, so that a cut commit is finished by whoever comes next. The state folder is never
+published and may be deleted: the next build then hashes what it would have believed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import BuildError
+from pipeline.manifest.digest import canonical
+from pipeline.manifest.records import MANIFEST_FILE, Manifest, Receipt
+
+STATE_FOLDER = ".shardmill"
+Stat = Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was believed when the last build ended: the stats of files whose bytes the manifest describes."""
+
+    parent: Mapping[str, Stat] = field(default_factory=dict)
+    output: Mapping[str, Stat] = field(default_factory=dict)
+
+
+class Store:
+    """The output folder `out` and its state."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.state = out / STATE_FOLDER
+        self.staging = self.state / "staging"
+        self.receipts = self.state / "receipts"
+        self.lock = self.state / "lock"
+        self._journal = self.state / "commit.json"
+        self._seen = self.state / "seen.json"
+        self._started = self.state / "started.json"
+
+    def open(self) -> None:
+        """Makes the folders. Raises BuildError where that can't be done."""
+        try:
+            for folder in (self.state, self.staging, self.receipts):
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BuildError(
+                f"{self.out}: cannot be written: {error.strerror}; choose another --out"
+            ) from None
+
+    def manifest(self) -> Manifest | None:
+        path = self.out / MANIFEST_FILE
+        return Manifest.from_json(path.read_bytes(), str(path)) if path.exists() else None
+
+    def seen(self) -> Seen:
+        try:
+            return Seen(**json.loads(self._seen.read_bytes()))
+        except (OSError, ValueError, TypeError):
+            return Seen()
+
+    def remember(self, seen: Seen) -> None:
+        fields = {"parent": dict(seen.parent), "output": dict(seen.output)}
+        _write_whole(self._seen, canonical(fields))
+
+    def start(self, parent: Mapping[str, Stat]) -> None:
+        """Notes the parent files' stats that the shards being staged are made from."""
+        _write_whole(self._started, canonical(dict(parent)))
+
+    def started(self) -> Mapping[str, Stat]:
+        """What `start` noted last: the stats that staged shards were made from."""
+        try:
+            noted: dict[str, Stat] = json.loads(self._started.read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return noted
+
+    def stage(self, name: str, data: bytes) -> None:
+        """Writes a small file into the staging folder."""
+        path = self.staging / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write_whole(path, data)
+
+    def keep_receipt(self, receipt: Receipt) -> None:
+        """Says that the staged shard is complete: written after its bytes are on the disk."""
+        _write_whole(self.receipts / f"{receipt.file}.json", receipt.to_json())
+
+    def staged_receipt(self, file: str, key: str, size: int) -> Receipt | None:
+        """The receipt of a shard that an earlier, cut run completed for the same plan."""
+        try:
+            receipt = Receipt.from_json((self.receipts / f"{file}.json").read_bytes())
+            whole = (self.staging / file).stat().st_size == size
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+        return receipt if whole and receipt.key == key else None
+
+    def sweep(self, keep: Iterable[str]) -> None:
+        """Removes whatever lies in the staging folder but the complete shards named in `keep`."""
+        kept = set(keep)
+        for entry in list(self.staging.iterdir()):
+            if entry.name not in kept:
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        for entry in list(self.receipts.iterdir()):
+            if entry.name.removesuffix(".json") not in kept:
+                entry.unlink()
+
+    def foreign_files(self) -> list[str]:
+        """Files in an output folder that no manifest of ours speaks for."""
+        if not self.out.exists() or self._journal.exists() or (self.out / MANIFEST_FILE).exists():
+            return []
+        return sorted(entry.name for entry in self.out.iterdir() if entry.name != STATE_FOLDER)
+
+    def commit(self, staged: Sequence[str], removed: Sequence[str], gate: str) -> None:
+        """Publishes the `staged` files and takes the `removed` ones away; `gate` is moved last."""
+        fields: dict[str, Any] = {"staged": list(staged), "removed": list(removed), "gate": gate}
+        _sync_folder(self.staging)
+        _write_whole(self._journal, canonical(fields))
+        self.finish_commit()
+
+    def finish_commit(self) -> bool:
+        """Carries a journalled commit to its end, whatever part of it is done. False where there is none."""
+        try:
+            fields = json.loads(self._journal.read_bytes())
+        except FileNotFoundError:
+            return False
+        gate = fields["gate"]
+        self._lower_gate(gate)
+        for name in [
+            *(name for name in fields["staged"] if name not in (gate, MANIFEST_FILE)),
+            MANIFEST_FILE,
+        ]:
+            self._publish(name)
+        for name in fields["removed"]:
+            (self.out / name).unlink(missing_ok=True)
+        _sync_folder(self.out)
+        self._publish(gate)
+        _sync_folder(self.out)
+        self._journal.unlink()
+        _sync_folder(self.state)
+        return True
+
+    def _lower_gate(self, gate: str) -> None:
+        """Takes the gate out of the folder. One that stays as it is goes back to staging, to return unchanged."""
+        published = self.out / gate
+        if published.exists():
+            if (self.staging / gate).exists():
+                published.unlink()
+            else:
+                published.rename(self.staging / gate)
+            _sync_folder(self.out)
+
+    def _publish(self, name: str) -> None:
+        source, target = self.staging / name, self.out / name
+        if source.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            source.replace(target)
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """Writes `data` so that `path` never holds a part of it."""
+    draft = path.with_name(path.name + ".part")
+    with draft.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def _sync_folder(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

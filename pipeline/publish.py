@@ -1,0 +1,156 @@
+"""Publishing: the small files and the manifest are staged beside the shards, then all appear at once.
+
+What is already in place with the right bytes is not written again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.container import file_stat
+from pipeline.job import Prepared, Settings
+from pipeline.manifest.digest import FILE_ALGORITHM, NO_FILE_ALGORITHM
+from pipeline.manifest.records import (
+    MANIFEST_FILE,
+    FileRecord,
+    Manifest,
+    Receipt,
+    ShardRecord,
+    manifest_algorithms,
+)
+from pipeline.manifest.store import Seen, Store
+from pipeline.shardio import CHUNK_BYTES, Sink, Source
+from pipeline.types import CONFIG_FILE, INDEX_FILE, README_FILE, SINGLE_FILE, Parent, Plan, ShardPlan
+
+_NOT_COUNTS = frozenset({"family", "recipe", "block"})
+
+
+def publish(
+    prepared: Prepared,
+    store: Store,
+    settings: Settings,
+    before: Manifest | None,
+    made: Mapping[str, Receipt],
+) -> list[str]:
+    """Publishes the `made` shards and all that goes with them. Returns every file that was written anew."""
+    plan = prepared.plan
+    receipts = [
+        made.get(shard.file) or _receipt_before(before, shard, store, settings) for shard in plan.shards
+    ]
+    products = prepared.dag.run(
+        "checkpoint",
+        prepared.dag.after_shards(),
+        prepared.checkpoint,
+        {**prepared.products, "receipts": receipts},
+    )
+    files = {receipt.file: FileRecord(receipt.file_bytes, receipt.sha256) for receipt in receipts}
+    written = [shard.file for shard in plan.shards if shard.file in made]
+    small = {CONFIG_FILE: plan.config, README_FILE: plan.readme}
+    if not plan.single:
+        small[INDEX_FILE] = products["index"]
+    for name, data in small.items():
+        files[name] = FileRecord(len(data), hashlib.sha256(data).hexdigest())
+        written += _stage_if_new(store, name, data)
+    for name in plan.carried:
+        files[name], copied = _carry(prepared.parent, name, store, before)
+        written += copied
+    written += _stage_if_new(store, MANIFEST_FILE, _manifest(plan, settings, files, receipts).to_json())
+    removed = sorted(set(before.files) - set(files)) if before else []
+    if written or removed:
+        store.commit(written, removed, SINGLE_FILE if plan.single else INDEX_FILE)
+    outputs = {name: file_stat(store.out / name) for name in files}
+    store.remember(Seen(parent=prepared.parent.stats, output=outputs))
+    return written
+
+
+def _stage_if_new(store: Store, name: str, data: bytes) -> list[str]:
+    published = store.out / name
+    if published.exists() and published.stat().st_size == len(data) and published.read_bytes() == data:
+        return []
+    store.stage(name, data)
+    return [name]
+
+
+def _carry(parent: Parent, name: str, store: Store, before: Manifest | None) -> tuple[FileRecord, list[str]]:
+    """The record of a file that is passed on as it is, and its name if it had to be copied."""
+    source, published, stat = parent.folder / name, store.out / name, parent.stats[name]
+    record = before.files.get(name) if before else None
+    seen = store.seen()
+    kept = published.exists() and tuple(seen.output.get(name, ())) == file_stat(published)
+    if record and kept and (tuple(seen.parent.get(name, ())) == stat or _sha256(source) == record.sha256):
+        return record, []
+    staged = store.staging / name
+    staged.parent.mkdir(parents=True, exist_ok=True)
+    staged.unlink(missing_ok=True)
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(CHUNK_BYTES))
+    with Source(source, stat) as reader, Sink(staged, stat[0]) as sink:
+        for offset, chunk in reader.chunks(buffer, 0, stat[0]):
+            sink.write(chunk, offset)
+            digest.update(chunk)
+    return FileRecord(stat[0], digest.hexdigest()), [name]
+
+
+def _receipt_before(before: Manifest | None, shard: ShardPlan, store: Store, settings: Settings) -> Receipt:
+    """The receipt of a shard that is up to date, from the manifest that describes it."""
+    assert before is not None, f"{shard.file} is called up to date, but there is no manifest"
+    record, file = before.shards[shard.file], before.files[shard.file]
+    sha256 = file.sha256 if settings.file_digests else None
+    if settings.file_digests and sha256 is None:
+        sha256 = _sha256(store.out / shard.file)
+    counts = {
+        name: counted for name in record.tensors if (counted := _counts(before.conversions.get(name, {})))
+    }
+    return Receipt(
+        file=shard.file,
+        key=record.key,
+        rewritten=record.rewritten,
+        file_bytes=file.bytes,
+        sha256=sha256,
+        tensors=record.tensors,
+        sources=record.sources,
+        counts=counts,
+    )
+
+
+def _counts(conversion: Mapping[str, Any]) -> dict[str, int]:
+    return {name: value for name, value in conversion.items() if name not in _NOT_COUNTS}
+
+
+def _sha256(path: Path) -> str:
+    digest, buffer, stat = hashlib.sha256(), memoryview(bytearray(CHUNK_BYTES)), file_stat(path)
+    with Source(path, stat) as source:
+        for _, chunk in source.chunks(buffer, 0, stat[0]):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _manifest(
+    plan: Plan, settings: Settings, files: Mapping[str, FileRecord], receipts: Sequence[Receipt]
+) -> Manifest:
+    counts = {name: counted for receipt in receipts for name, counted in receipt.counts.items()}
+    return Manifest(
+        plan_key=plan.key,
+        parent={"repository": plan.repository, "revision": plan.revision},
+        parent_verified=False,
+        recipe=plan.recipe,
+        numerics=plan.numerics,
+        algorithms=manifest_algorithms(FILE_ALGORITHM if settings.file_digests else NO_FILE_ALGORITHM),
+        files=files,
+        shards={
+            receipt.file: ShardRecord(receipt.key, receipt.rewritten, receipt.tensors, receipt.sources)
+            for receipt in receipts
+        },
+        conversions={
+            name: {
+                "family": family,
+                "recipe": action.numerics,
+                "block": [action.block.rows, action.block.cols],
+                **counts.get(name, {}),
+            }
+            for name, (family, action) in plan.conversions.items()
+        },
+        dropped=plan.dropped,
+    )

@@ -1,0 +1,244 @@
+"""The build: which shards are stale, making them, and publishing the whole.
+
+Effects live here, at the rim. dask schedules one task a shard over a pool of pinned threads; it never names
+anything, and results are folded in the order of the plan, so no schedule can change a byte.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from pipeline.dag import arrange
+from pipeline.errors import BuildError
+from pipeline.job import Checkpoint, Prepared, Settings, ShardJob, Watch, Worker
+from pipeline.manifest.records import Receipt
+from pipeline.manifest.store import Seen, Store
+from pipeline.plan import make_plan
+from pipeline.publish import publish
+from pipeline.recipe import Recipe
+from pipeline.shardio import Sink, Source
+from pipeline.stages import STAGES
+from pipeline.stale import Verdict, judge
+from pipeline.types import Parent, Plan, ShardPlan, Stat
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a build did."""
+
+    plan: Plan
+    made: tuple[Verdict, ...]  # the stale shards, with the reason for each
+    resumed: tuple[str, ...]  # of those, the ones that an earlier, cut run had finished
+    files_written: tuple[str, ...]  # every published file that was written anew, shards included
+    bytes_read: int
+    kernel: str
+
+
+def prepare(recipe: Recipe, folder: Path) -> Prepared:
+    """Runs the stages that come before any shard, and plans. Reads headers and small JSON files only."""
+    dag = arrange({name: table.needs for name, table in recipe.stages.items()}, STAGES)
+    checkpoint = Checkpoint(recipe, folder)
+    products = dag.run("checkpoint", dag.before_shards(), checkpoint, {})
+    parent, assignments = products["headers"], products["assignments"]
+    plan = make_plan(recipe, parent, assignments)
+    return Prepared(dag, products, Checkpoint(recipe, folder, plan), plan, parent)
+
+
+def explain(
+    prepared: Prepared, out: Path, settings: Settings, tell: Callable[[str], None]
+) -> tuple[Verdict, ...]:
+    """What a build would make now, and why; writes nothing."""
+    store = Store(out)
+    return judge(prepared.plan, prepared.parent, out, store.manifest(), _believed(store, settings), tell)
+
+
+def build(
+    prepared: Prepared,
+    out: Path,
+    settings: Settings,
+    watch: Watch,
+    begin: Callable[[int], None] = lambda total: None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Summary:
+    """Makes what is stale in `out` and publishes it whole. `begin` hears how many bytes of input will be read.
+
+    Raises BuildError or CheckpointError, the earlier checkpoint in `out` untouched; built again, it goes on
+    where it stopped.
+    """
+    _refuse_place(prepared.parent.folder, out)
+    store = Store(out)
+    if foreign := store.foreign_files():
+        raise BuildError(
+            f"{out}: holds {foreign[0]} ({len(foreign)} entries) and no manifest of shardmill's; choose an empty --out"
+        )
+    store.open()
+    try:
+        with FileLock(store.lock, timeout=0):
+            return _build(prepared, store, settings, watch, begin, tell)
+    except Timeout:
+        raise BuildError(
+            f"{out}: another build is at work in it; wait until it ends, or choose another --out"
+        ) from None
+
+
+def _build(
+    prepared: Prepared,
+    store: Store,
+    settings: Settings,
+    watch: Watch,
+    begin: Callable[[int], None],
+    tell: Callable[[str], None],
+) -> Summary:
+    if store.finish_commit():
+        tell("finished the commit of an earlier build")
+    plan, parent = prepared.plan, prepared.parent
+    manifest = store.manifest()
+    verdicts = judge(plan, parent, store.out, manifest, _believed(store, settings), tell)
+    stale = {verdict.file: verdict for verdict in verdicts if verdict.reason}
+    chosen = [shard for shard in plan.shards if shard.file in stale]
+    finished = _resumable(chosen, parent, store)
+    store.sweep(finished)
+    store.start(parent.stats)
+    todo = [shard for shard in chosen if shard.file not in finished]
+    _refuse_full_disk(todo, store.out)
+    begin(sum(shard.header.file_bytes for shard in plan.shards if shard in todo))
+    made = _make(todo, prepared, store, settings, watch)
+    receipts = {**finished, **{receipt.file: receipt for receipt in made}}
+    written = publish(prepared, store, settings, manifest, receipts)
+    return Summary(
+        plan=plan,
+        made=tuple(stale.values()),
+        resumed=tuple(finished),
+        files_written=tuple(written),
+        bytes_read=sum(prepared_size(parent, shard) for shard in todo),
+        kernel=_kernel_name(settings, bool(plan.conversions)),
+    )
+
+
+def prepared_size(parent: Parent, shard: ShardPlan) -> int:
+    """Bytes of the parent's files that making `shard` reads."""
+    return sum(parent.stats[file][0] for file in shard.inputs)
+
+
+def _believed(store: Store, settings: Settings) -> Seen:
+    return Seen() if settings.paranoid else store.seen()
+
+
+def _refuse_place(parent: Path, out: Path) -> None:
+    one, other = parent.resolve(), out.resolve()
+    if one == other:
+        raise BuildError(
+            f"{out}: is the parent itself; choose another --out, a build never writes to its parent"
+        )
+    if one.is_relative_to(other) or other.is_relative_to(one):
+        raise BuildError(f"{out}: and the parent {parent} lie one inside the other; choose another --out")
+
+
+def _refuse_full_disk(todo: Sequence[ShardPlan], out: Path) -> None:
+    needed, free = sum(shard.header.file_bytes for shard in todo), shutil.disk_usage(out).free
+    if needed > free:
+        raise BuildError(
+            f"{out}: needs {needed} bytes and the disk has {free} free; make room or choose another --out"
+        )
+
+
+def _resumable(chosen: Sequence[ShardPlan], parent: Parent, store: Store) -> dict[str, Receipt]:
+    """Receipts of the stale shards that a cut run completed from the same parent files."""
+    started = store.started()
+    found = {}
+    for shard in chosen:
+        receipt = store.staged_receipt(shard.file, shard.key, shard.header.file_bytes)
+        if receipt and all(tuple(started.get(file, ())) == parent.stats[file] for file in shard.inputs):
+            found[shard.file] = receipt
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTask:
+    """Everything that making one shard needs; can be sent to another process."""
+
+    plan: ShardPlan
+    dag_needs: Mapping[str, tuple[str, ...]]
+    source: Path
+    source_stat: Stat
+    source_data_begin: int
+    out: Path
+    settings: Settings
+
+
+_local = threading.local()
+
+
+def make_shard(task: ShardTask, watch: Watch) -> Receipt:
+    """Runs the shard stages of the DAG over one shard; its file and receipt are on the disk when this returns."""
+    worker: Worker = _local.__dict__.setdefault("worker", Worker())
+    store, dag = Store(task.out), arrange(task.dag_needs, STAGES)
+    staged = store.staging / task.plan.file
+    staged.unlink(missing_ok=True)
+    with Source(task.source, task.source_stat) as source, Sink(staged, task.plan.header.file_bytes) as sink:
+        if task.plan.rewritten:
+            sink.reserve()
+        job = ShardJob(task.plan, source, sink, task.settings, worker, watch, task.source_data_begin)
+        products = dag.run("shard", dag.of_shards(), job, {"assignments": task.plan.pieces})
+    receipt: Receipt = products["receipts"]
+    store.keep_receipt(receipt)
+    return receipt
+
+
+def _make(
+    todo: Sequence[ShardPlan], prepared: Prepared, store: Store, settings: Settings, watch: Watch
+) -> Sequence[Receipt]:
+    """The receipts of `todo`, in its order; made largest first over a pool of pinned threads."""
+    if not todo:
+        return []
+    from dask.threaded import get
+
+    headers = {header.shard: header for header in prepared.parent.headers}
+    tasks = {
+        shard.file: ShardTask(
+            plan=shard,
+            dag_needs=prepared.dag.needs,
+            source=prepared.parent.folder / shard.inputs[0],
+            source_stat=prepared.parent.stats[shard.inputs[0]],
+            source_data_begin=headers[shard.inputs[0]].data_begin,
+            out=store.out,
+            settings=settings,
+        )
+        for shard in todo
+    }
+    largest_first = sorted(tasks, key=lambda file: (-tasks[file].plan.header.file_bytes, file))
+    rank = {file: f"{place:06d}" for place, file in enumerate(largest_first)}
+    graph = {rank[file]: (make_shard, tasks[file], watch) for file in tasks}
+    pool = ThreadPoolExecutor(settings.workers, initializer=_pin, initargs=(count(), settings.workers))
+    try:
+        receipts: Sequence[Receipt] = get(graph, [rank[shard.file] for shard in todo], pool=pool)
+        return receipts
+    except BaseException:
+        watch.stop.set()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _pin(places: count[int], workers: int) -> None:
+    """Gives each worker a core of its own: some schedulers pack unpinned threads onto one."""
+    cores = sorted(os.sched_getaffinity(0))
+    if workers <= len(cores):
+        os.sched_setaffinity(0, {cores[next(places) % len(cores)]})
+
+
+def _kernel_name(settings: Settings, used: bool) -> str:
+    if not used:
+        return "none"
+    from kernels.block_fp8 import encoder
+
+    return str(encoder("amax/1", (1, 1), kernel=settings.kernel).name)

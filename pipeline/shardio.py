@@ -1,0 +1,155 @@
+"""A shard's bytes: a Source is read at offsets into buffers that are reused, a Sink is written at offsets.
+
+Offsets are bytes from the start of the file. Fresh memory is dear (a page fault costs more than the copy), so
+nothing here allocates per call. A Source that changes while it is read, or since its header was, is refused.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+from pipeline.container import file_stat
+from pipeline.errors import BuildError, CheckpointError
+from pipeline.types import Stat
+
+CHUNK_BYTES = 1 << 20  # the reading size at which one core copies fastest
+_FICLONE = 0x40049409  # Linux ioctl: share the extents of another file
+
+
+class Source:
+    """A parent's file, open for reading. Use as a context manager; leaving it checks that the file held still."""
+
+    def __init__(self, path: Path, stat: Stat) -> None:
+        self.path, self._stat = path, stat
+        try:
+            self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be opened: {error.strerror}") from None
+
+    def __enter__(self) -> Source:
+        try:
+            self._held_still("since its header was read")
+        except CheckpointError:
+            os.close(self.fd)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self.fd)
+        if error is None:
+            self._held_still("while it was read")
+
+    def _held_still(self, when: str) -> None:
+        if not self.path.exists() or file_stat(self.path) != self._stat:
+            raise CheckpointError(f"{self.path}: changed {when}; let its writer finish, then build again")
+
+    def read(self, target: memoryview, offset: int) -> None:
+        """Fills `target` with the bytes at `offset`; raises CheckpointError where the file can't give them."""
+        done = 0
+        while done < len(target):
+            try:
+                count = os.preadv(self.fd, [target[done:]], offset + done)
+            except OSError as error:
+                raise CheckpointError(
+                    f"{self.path}: byte {offset + done} cannot be read: {error.strerror}"
+                ) from None
+            if count == 0:
+                raise CheckpointError(f"{self.path}: ends at byte {offset + done}, was cut while it was read")
+            done += count
+
+    def chunks(self, buffer: memoryview, begin: int, end: int) -> Iterator[tuple[int, memoryview]]:
+        """(offset, bytes) over [begin, end), each filling `buffer` or what is left."""
+        for offset in range(begin, end, len(buffer)):
+            view = buffer[: min(len(buffer), end - offset)]
+            self.read(view, offset)
+            yield offset, view
+
+
+class Sink:
+    """A new file of a known size. The room is reserved at once, so that a full disk is met before the work."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.path, self.size = path, size
+        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+    def __enter__(self) -> Sink:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                os.fsync(self.fd)
+        finally:
+            os.close(self.fd)
+
+    def reserve(self) -> None:
+        try:
+            if self.size:
+                os.posix_fallocate(self.fd, 0, self.size)
+        except OSError as failure:
+            if failure.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise self._failed(failure) from None
+            os.ftruncate(self.fd, self.size)
+
+    def write(self, data: memoryview | bytes, offset: int) -> None:
+        view, done = memoryview(data), 0
+        while done < len(view):
+            try:
+                done += os.pwrite(self.fd, view[done:], offset + done)
+            except OSError as failure:
+                raise self._failed(failure) from None
+
+    def read(self, target: memoryview, offset: int) -> None:
+        """Reads back what was written."""
+        done = 0
+        while done < len(target):
+            count = os.preadv(self.fd, [target[done:]], offset + done)
+            if count == 0:
+                raise BuildError(f"{self.path}: byte {offset + done} was written but can't be read back")
+            done += count
+
+    def share(self, source: Source, how: str) -> bool:
+        """Becomes `source` without a copy, by "reflink" or "hardlink"; False where the file systems can't."""
+        try:
+            if how == "reflink":
+                fcntl.ioctl(self.fd, _FICLONE, source.fd)
+            elif how == "hardlink":
+                link = self.path.with_name(self.path.name + ".link")
+                os.link(source.path.resolve(), link)
+                link.replace(self.path)
+            return how != "copy"
+        except OSError:
+            return False
+
+    def _failed(self, failure: OSError) -> BuildError:
+        advice = (
+            "make room, then build again: it goes on where it stopped"
+            if failure.errno == errno.ENOSPC
+            else ""
+        )
+        return BuildError(
+            f"{self.path}: cannot be written: {failure.strerror}" + (f"; {advice}" if advice else "")
+        )
+
+
+class Buffers:
+    """Named buffers of one worker, grown when asked for more and otherwise reused."""
+
+    def __init__(self) -> None:
+        self._maps: dict[str, mmap.mmap] = {}
+
+    def get(self, name: str, size: int) -> memoryview:
+        held = self._maps.get(name)
+        if held is None or len(held) < size:
+            held = self._maps[name] = mmap.mmap(-1, max(size, 1))
+        return memoryview(held)[:size]

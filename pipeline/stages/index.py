@@ -1,0 +1,37 @@
+"""Stage `index`: the index of the whole, cross-checked in both directions against what was really written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from pipeline.errors import BuildError
+from pipeline.job import Checkpoint
+from pipeline.manifest.records import Receipt
+from pipeline.types import Parent
+
+
+def index(checkpoint: Checkpoint, headers: Parent, receipts: Sequence[Receipt]) -> bytes:
+    """model.safetensors.index.json: two spaces, keys sorted, as the transformers library writes it.
+
+    Raises BuildError where a tensor that was planned was not written, or the reverse, or the parent lost one
+    that the plan does not declare.
+    """
+    plan = checkpoint.plan
+    assert plan is not None
+    written = {name: receipt.file for receipt in receipts for name in receipt.tensors}
+    if written != dict(plan.weight_map):
+        name = min(set(written.items()) ^ set(plan.weight_map.items()))[0]
+        raise BuildError(
+            f"{name}: planned in {plan.weight_map.get(name, 'no file')}, written to {written.get(name, 'no file')}; "
+            f"this is a fault of shardmill, report it"
+        )
+    if lost := set(headers.tensors) - set(written) - set(plan.dropped):
+        raise BuildError(f"{min(lost)}: the parent holds it, the output does not, and no family drops it")
+    return index_bytes(plan.weight_map, plan.tensor_bytes)
+
+
+def index_bytes(weight_map: Mapping[str, str], total_size: int) -> bytes:
+    """The index of `weight_map`; `total_size` counts tensor bytes, headers left out."""
+    table = {"metadata": {"total_size": total_size}, "weight_map": dict(sorted(weight_map.items()))}
+    return (json.dumps(table, indent=2, ensure_ascii=False) + "\n").encode()

@@ -1,0 +1,81 @@
+"""Stage `quantize`: each converting weight is read strip by strip, encoded, and its codes put in their place.
+
+A strip is a whole number of block rows of about a megabyte, so memory doesn't grow with the tensor. Neither the
+strip's height nor the number of workers changes a byte.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.block_fp8 import NonFinite, encoder
+from pipeline.errors import BuildError
+from pipeline.job import Quantised, ShardJob
+from pipeline.manifest.digest import TensorHash
+from pipeline.types import Piece, QuantizeBlock, TensorRef
+
+STRIP_BYTES = 1 << 20
+_NUMPY_DTYPE = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32}  # BF16 goes as its bits
+
+
+def quantize(job: ShardJob, assignments: tuple[Piece, ...]) -> dict[str, Quantised]:
+    """Weight name -> Quantised, for every piece of the shard that holds codes.
+
+    Raises BuildError that names tensor, row and column where a weight is not finite.
+    """
+    return {piece.ref.name: _quantised(job, piece) for piece in assignments if piece.part == "codes"}
+
+
+def _quantised(job: ShardJob, piece: Piece) -> Quantised:
+    action, source = piece.action, piece.source
+    assert isinstance(action, QuantizeBlock)
+    R, C = source.shape
+    item = np.dtype(_NUMPY_DTYPE[source.dtype]).itemsize
+    block_rows = max(1, STRIP_BYTES // (action.block.rows * C * item))
+    strip_rows = min(block_rows * action.block.rows, R)
+    encode = _encoder(job, action)
+    strip_buffer = job.worker.buffers.get("strip", strip_rows * C * item)
+    codes_buffer = job.worker.buffers.get("codes", strip_rows * C)
+    scales = np.empty(action.block.grid(source.shape), np.float32)
+    codes_hash, source_hash, counts = TensorHash(), TensorHash(), Counter[str]()
+    source_place = job.source_data_begin + source.begin
+    codes_place = job.plan.header.data_begin + piece.ref.begin
+    for row in range(0, R, strip_rows):
+        rows = min(strip_rows, R - row)
+        strip, codes = strip_buffer[: rows * C * item], codes_buffer[: rows * C]
+        job.source.read(strip, source_place + row * C * item)
+        source_hash.update(strip)
+        first = row // action.block.rows
+        grid = scales[first : first + -(-rows // action.block.rows)]
+        try:
+            counts.update(encode(_matrix(strip, source.dtype, rows, C), _matrix(codes, "U8", rows, C), grid))
+        except NonFinite as fault:
+            raise _not_finite(source, row, fault) from None
+        codes_hash.update(codes)
+        job.sink.write(codes, codes_place + row * C)
+        job.watch.done(len(strip))
+    return Quantised(scales, codes_hash.hexdigest(), source_hash.hexdigest(), dict(counts))
+
+
+def _encoder(job: ShardJob, action: QuantizeBlock) -> Any:
+    key = (action.numerics, action.block.rows, action.block.cols, job.settings.kernel)
+    if key not in job.worker.encoders:
+        job.worker.encoders[key] = encoder(
+            *key[:1], (action.block.rows, action.block.cols), kernel=job.settings.kernel
+        )
+    return job.worker.encoders[key].encode
+
+
+def _matrix(buffer: memoryview, dtype: str, rows: int, cols: int) -> NDArray[Any]:
+    return np.frombuffer(buffer, _NUMPY_DTYPE.get(dtype, np.uint8)).reshape(rows, cols)
+
+
+def _not_finite(source: TensorRef, row: int, fault: NonFinite) -> BuildError:
+    return BuildError(
+        f"{source.shard}: {source.name}: the weight at row {row + fault.row}, column {fault.col} is {fault.value}, "
+        f"which no scale can hold; mend the parent, or keep this tensor's family"
+    )

@@ -1,0 +1,142 @@
+"""Stage `rewrite`: the output file, from its header to its last byte, and the receipt that tells what it holds.
+
+The file is walked once in its own order: what the parent holds is copied in runs of adjacent tensors, scales are
+written, codes (already in place) are read back. So the file's sha256 is taken in the same pass, and every code is
+seen twice by different code: as it was made, and as it stands in the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pipeline.container import header_bytes
+from pipeline.errors import BuildError
+from pipeline.job import Quantised, ShardJob
+from pipeline.manifest.digest import TensorHash, TensorSplitter
+from pipeline.manifest.records import Receipt
+from pipeline.shardio import CHUNK_BYTES
+from pipeline.types import Piece
+
+Digests = dict[str, str]
+
+
+class _NoHash:
+    """Stands where no sha256 is wanted."""
+
+    def update(self, data: Any) -> None:
+        pass
+
+    def hexdigest(self) -> None:
+        return None
+
+
+def rewrite(
+    job: ShardJob,
+    assignments: Sequence[Piece],
+    codes: Mapping[str, Quantised],
+    scales: Mapping[str, bytes],
+) -> Receipt:
+    """Fills the sink and returns its Receipt."""
+    file_hash = hashlib.sha256() if job.settings.file_digests else _NoHash()
+    digests = (_rewritten if job.plan.rewritten else _passed_on)(job, file_hash, codes, scales)
+    return Receipt(
+        file=job.plan.file,
+        key=job.plan.key,
+        rewritten=job.plan.rewritten,
+        file_bytes=job.plan.header.file_bytes,
+        sha256=file_hash.hexdigest(),
+        tensors=digests,
+        sources={name: quantised.source_digest for name, quantised in codes.items()},
+        counts={name: quantised.counts for name, quantised in codes.items() if quantised.counts},
+    )
+
+
+def _rewritten(
+    job: ShardJob, file_hash: Any, codes: Mapping[str, Quantised], scales: Mapping[str, bytes]
+) -> Digests:
+    digests: Digests = {}
+    head = header_bytes(job.plan.header)
+    job.sink.write(head, 0)
+    file_hash.update(head)
+    for run in _runs(job.plan.pieces):
+        part, name = run[0].part, run[0].ref.name
+        if part == "bytes":
+            digests.update(_copy_run(job, run, file_hash))
+        elif part == "scales":
+            digests[name] = _put(job, run[0], scales[name], file_hash)
+        else:
+            digests[name] = _read_back(job, run[0], codes[name].codes_digest, file_hash)
+    return digests
+
+
+def _runs(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
+    """Pieces in order, those that are adjacent both in the source and in the output together."""
+    run: list[Piece] = []
+    for piece in pieces:
+        follows = run and piece.part == run[-1].part == "bytes" and piece.source.begin == run[-1].source.end
+        if run and not follows:
+            yield run
+            run = []
+        run.append(piece)
+    if run:
+        yield run
+
+
+def _copy_run(job: ShardJob, run: Sequence[Piece], file_hash: Any) -> Digests:
+    shift = job.plan.header.data_begin + run[0].ref.begin - (job.source_data_begin + run[0].source.begin)
+    begin, end = job.source_data_begin + run[0].source.begin, job.source_data_begin + run[-1].source.end
+    splitter = TensorSplitter([(piece.ref.name, piece.ref.bytes) for piece in run])
+    for offset, chunk in job.source.chunks(job.worker.buffers.get("chunk", CHUNK_BYTES), begin, end):
+        job.sink.write(chunk, offset + shift)
+        file_hash.update(chunk)
+        splitter.update(chunk)
+        job.watch.done(len(chunk))
+    return splitter.digests()
+
+
+def _put(job: ShardJob, piece: Piece, data: bytes, file_hash: Any) -> str:
+    assert len(data) == piece.ref.bytes, f"{piece.ref.name}: {len(data)} bytes for {piece.ref.bytes}"
+    job.sink.write(data, job.plan.header.data_begin + piece.ref.begin)
+    file_hash.update(data)
+    return TensorHash(data).hexdigest()
+
+
+def _read_back(job: ShardJob, piece: Piece, digest: str, file_hash: Any) -> str:
+    """The digest of codes that `quantize` put in place. They are read again only where the file is hashed."""
+    if isinstance(file_hash, _NoHash):
+        return digest
+    seen, buffer = TensorHash(), job.worker.buffers.get("chunk", CHUNK_BYTES)
+    begin = job.plan.header.data_begin + piece.ref.begin
+    for offset in range(begin, begin + piece.ref.bytes, len(buffer)):
+        view = buffer[: min(len(buffer), begin + piece.ref.bytes - offset)]
+        job.sink.read(view, offset)
+        file_hash.update(view)
+        seen.update(view)
+    if seen.hexdigest() != digest:
+        raise BuildError(
+            f"{job.plan.file}: {piece.ref.name} reads back otherwise than it was written; check the disk"
+        )
+    return digest
+
+
+def _passed_on(
+    job: ShardJob, file_hash: Any, codes: Mapping[str, Quantised], scales: Mapping[str, bytes]
+) -> Digests:
+    """The parent's file, whole: shared extents where asked for and possible, else a copy; hashed in either case."""
+    size = job.plan.header.file_bytes
+    shared = job.sink.share(job.source, job.settings.passthrough)
+    if not shared:
+        job.sink.reserve()
+    buffer = job.worker.buffers.get("chunk", CHUNK_BYTES)
+    splitter = TensorSplitter([(ref.name, ref.bytes) for ref in job.plan.header.tensors])
+    for begin, end in ((0, job.source_data_begin), (job.source_data_begin, size)):
+        for offset, chunk in job.source.chunks(buffer, begin, end):
+            if not shared:
+                job.sink.write(chunk, offset)
+            file_hash.update(chunk)
+            if begin:
+                splitter.update(chunk)
+            job.watch.done(len(chunk))
+    return splitter.digests()

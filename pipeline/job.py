@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from pipeline.dag import Dag
 from pipeline.errors import BuildError
+from pipeline.lock import Lock
 from pipeline.recipe import Recipe
 from pipeline.shardio import Buffers, Sink, Source
 from pipeline.types import Parent, Plan, ShardPlan
@@ -98,3 +99,5 @@ class Prepared:
     checkpoint: Checkpoint
     plan: Plan
     parent: Parent
+    lock: Lock | None = None  # what the parent is held to
+    held_by_bytes: bool = False  # every file of the parent was hashed and is the pinned one

@@ -12,6 +12,7 @@ from typing import Any
 
 from pipeline.container import file_stat
 from pipeline.job import Prepared, Settings
+from pipeline.lock import holds_tensors
 from pipeline.manifest.digest import FILE_ALGORITHM, NO_FILE_ALGORITHM
 from pipeline.manifest.records import (
     MANIFEST_FILE,
@@ -23,7 +24,7 @@ from pipeline.manifest.records import (
 )
 from pipeline.manifest.store import Seen, Store
 from pipeline.shardio import CHUNK_BYTES, Sink, Source
-from pipeline.types import CONFIG_FILE, INDEX_FILE, README_FILE, SINGLE_FILE, Parent, Plan, ShardPlan
+from pipeline.types import CONFIG_FILE, INDEX_FILE, README_FILE, SINGLE_FILE, Parent, ShardPlan
 
 _NOT_COUNTS = frozenset({"family", "recipe", "block"})
 
@@ -57,7 +58,8 @@ def publish(
     for name in plan.carried:
         files[name], copied = _carry(prepared.parent, name, store, before)
         written += copied
-    written += _stage_if_new(store, MANIFEST_FILE, _manifest(plan, settings, files, receipts).to_json())
+    manifest = _manifest(prepared, settings, files, receipts)
+    written += _stage_if_new(store, MANIFEST_FILE, manifest.to_json())
     removed = sorted(set(before.files) - set(files)) if before else []
     if written or removed:
         store.commit(written, removed, SINGLE_FILE if plan.single else INDEX_FILE)
@@ -127,14 +129,33 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
+def _parent_verified(prepared: Prepared, receipts: Sequence[Receipt]) -> bool:
+    """Whether every byte read from the parent is the pinned one. Raises CheckpointError where one is not."""
+    if prepared.lock is None:
+        return False
+    known = [
+        holds_tensors(prepared.lock, shard.inputs[0], _input_digests(shard, receipt))
+        for shard, receipt in zip(prepared.plan.shards, receipts, strict=True)
+        if not prepared.plan.dropped
+    ]
+    return prepared.held_by_bytes or (all(known) and len(known) == len(prepared.parent.headers))
+
+
+def _input_digests(shard: ShardPlan, receipt: Receipt) -> dict[str, str]:
+    """Parent tensor -> digest, for every tensor that the shard was made from."""
+    sources = {piece.source.name for piece in shard.pieces}
+    return {name: receipt.sources.get(name) or receipt.tensors[name] for name in sources}
+
+
 def _manifest(
-    plan: Plan, settings: Settings, files: Mapping[str, FileRecord], receipts: Sequence[Receipt]
+    prepared: Prepared, settings: Settings, files: Mapping[str, FileRecord], receipts: Sequence[Receipt]
 ) -> Manifest:
+    plan = prepared.plan
     counts = {name: counted for receipt in receipts for name, counted in receipt.counts.items()}
     return Manifest(
         plan_key=plan.key,
         parent={"repository": plan.repository, "revision": plan.revision},
-        parent_verified=False,
+        parent_verified=_parent_verified(prepared, receipts),
         recipe=plan.recipe,
         numerics=plan.numerics,
         algorithms=manifest_algorithms(FILE_ALGORITHM if settings.file_digests else NO_FILE_ALGORITHM),

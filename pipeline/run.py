@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 from pipeline.dag import arrange
 from pipeline.errors import BuildError
 from pipeline.job import Checkpoint, Prepared, Settings, ShardJob, Watch, Worker
+from pipeline.lock import Lock, hold
 from pipeline.manifest.records import Receipt
 from pipeline.manifest.store import Seen, Store
 from pipeline.plan import make_plan
@@ -43,14 +44,21 @@ class Summary:
     kernel: str
 
 
-def prepare(recipe: Recipe, folder: Path) -> Prepared:
-    """Runs the stages that come before any shard, and plans. Reads headers and small JSON files only."""
+def prepare(recipe: Recipe, folder: Path, lock: Lock | None = None, paranoid: bool = False) -> Prepared:
+    """Runs the stages that come before any shard, and plans. Reads headers and small JSON files only.
+
+    With a `lock` the parent is held to it; `paranoid` hashes its shards for that.
+    """
     dag = arrange({name: table.needs for name, table in recipe.stages.items()}, STAGES)
     checkpoint = Checkpoint(recipe, folder)
     products = dag.run("checkpoint", dag.before_shards(), checkpoint, {})
     parent, assignments = products["headers"], products["assignments"]
+    if lock:
+        hold(lock, parent, recipe.parent.repository, recipe.parent.revision, paranoid)
     plan = make_plan(recipe, parent, assignments)
-    return Prepared(dag, products, Checkpoint(recipe, folder, plan), plan, parent)
+    return Prepared(
+        dag, products, Checkpoint(recipe, folder, plan), plan, parent, lock, bool(lock and paranoid)
+    )
 
 
 def explain(

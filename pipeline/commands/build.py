@@ -17,9 +17,10 @@ from pipeline import recipe as recipes
 from pipeline import run
 from pipeline.commands.progress import human, meter
 from pipeline.job import Prepared, Settings, Watch
+from pipeline.lock import load_lock, lock_path
 from pipeline.plan import plan_json
 
-_config = click.option(
+recipe_option = click.option(
     "-c",
     "--config",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -27,29 +28,31 @@ _config = click.option(
     show_default=True,
     help="The recipe.",
 )
-_parent = click.option(
+parent_option = click.option(
     "--parent", type=click.Path(path_type=Path), required=True, help="Folder of the parent checkpoint."
 )
-_out = click.option(
+out_option = click.option(
     "--out", type=click.Path(path_type=Path), required=True, help="Folder that the checkpoint is built in."
 )
-_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
-_paranoid = click.option("--paranoid", is_flag=True, help="Believe no file's stat: hash everything again.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+paranoid_option = click.option(
+    "--paranoid", is_flag=True, help="Believe no file's stat: hash everything again."
+)
 
 
 @click.command()
-@_config
-@_parent
+@recipe_option
+@parent_option
 @click.option(
     "--out", type=click.Path(path_type=Path), help="Folder that a build would write; for the free disk."
 )
-@_json
+@json_option
 def plan(config: Path, parent: Path, out: Path | None, as_json: bool) -> None:
     """What a build would make, from headers alone.
 
     Example: shardmill plan -c pipeline.toml --parent /data/parent --out /data/out
     """
-    prepared = run.prepare(recipes.load(config), parent)
+    prepared = _prepare(config, parent)
     facts = plan_json(prepared.plan, prepared.parent)
     if out is not None:
         facts["disk"] = {"needed": prepared.plan.file_bytes, "free": _free(out)}
@@ -60,9 +63,9 @@ def plan(config: Path, parent: Path, out: Path | None, as_json: bool) -> None:
 
 
 @click.command()
-@_config
-@_parent
-@_out
+@recipe_option
+@parent_option
+@out_option
 @click.option(
     "--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Shards made at a time."
 )
@@ -76,8 +79,8 @@ def plan(config: Path, parent: Path, out: Path | None, as_json: bool) -> None:
 )
 @click.option("--sha256/--no-sha256", default=True, show_default=True, help="Hash every output file.")
 @click.option("--expect-key", help="Refuse to build any plan but the one with this key (see plan --json).")
-@_paranoid
-@_json
+@paranoid_option
+@json_option
 def build(
     config: Path,
     parent: Path,
@@ -95,7 +98,7 @@ def build(
     Example: shardmill build -c pipeline.toml --parent /data/parent --out /data/out
     """
     started = time.monotonic()
-    prepared = run.prepare(recipes.load(config), parent)
+    prepared = _prepare(config, parent, paranoid)
     if expect_key not in (None, prepared.plan.key):
         raise click.ClickException(
             f"the plan's key is {prepared.plan.key}, not {expect_key}; nothing was written"
@@ -116,17 +119,17 @@ def build(
 
 
 @click.command()
-@_config
-@_parent
-@_out
-@_paranoid
-@_json
+@recipe_option
+@parent_option
+@out_option
+@paranoid_option
+@json_option
 def explain(config: Path, parent: Path, out: Path, paranoid: bool, as_json: bool) -> None:
     """What a build would do now, with one sentence why, for each shard. Writes nothing.
 
     Example: shardmill explain -c pipeline.toml --parent /data/parent --out /data/out
     """
-    prepared = run.prepare(recipes.load(config), parent)
+    prepared = _prepare(config, parent, paranoid)
     verdicts = run.explain(prepared, out, Settings(paranoid=paranoid), _tell)
     if as_json:
         click.echo(json.dumps({"shards": {verdict.file: verdict.reason for verdict in verdicts}}))
@@ -135,6 +138,10 @@ def explain(config: Path, parent: Path, out: Path, paranoid: bool, as_json: bool
     for verdict in stale:
         click.echo(f"{verdict.file}: will be made: {verdict.reason}")
     click.echo(f"{len(stale)} of {len(verdicts)} shards will be made; the others are up to date")
+
+
+def _prepare(config: Path, parent: Path, paranoid: bool = False) -> Prepared:
+    return run.prepare(recipes.load(config), parent, load_lock(lock_path(config)), paranoid)
 
 
 def _tell(line: str) -> None:

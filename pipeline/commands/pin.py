@@ -1,0 +1,45 @@
+"""The command pin."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from pipeline import recipe as recipes
+from pipeline import run
+from pipeline.commands.build import json_option, parent_option, recipe_option
+from pipeline.commands.progress import human
+from pipeline.lock import lock_facts, lock_path
+from pipeline.lock import pin as make_lock
+
+
+@click.command()
+@recipe_option
+@parent_option
+@click.option("--read-all", is_flag=True, help="Compute every digest, even where the download noted one.")
+@json_option
+def pin(config: Path, parent: Path, read_all: bool, as_json: bool) -> None:
+    """Write the parent's lock file beside the recipe: size and sha256 of each file.
+
+    Later plans and builds hold their parent to it. Commit it with the recipe.
+
+    Example: shardmill pin -c pipeline.toml --parent /data/parent
+    """
+    recipe = recipes.load(config)
+    prepared = run.prepare(recipe, parent)
+    lock = make_lock(
+        prepared.parent,
+        recipe.parent.repository,
+        recipe.parent.revision,
+        lambda line: None if as_json else click.echo(line, err=True),
+        read_all,
+    )
+    path = lock_path(config)
+    path.write_bytes(lock.to_json())
+    facts = lock_facts(lock)
+    if as_json:
+        click.echo(json.dumps({"lock": str(path), **facts}))
+    else:
+        click.echo(f"pinned {facts['files']} files, {human(facts['bytes'])}, in {path}")

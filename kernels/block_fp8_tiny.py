@@ -17,7 +17,7 @@ from kernels.formats import E4M3_MAX, F32, U8, U32
 SMALLEST_ROW_SCALE: Final = 2.0**-116
 """From this scale on, |w| subnormal gives the code 0 whether flushed or not: 2^-126 / 2^-116 is E4M3's first tie."""
 
-_SMALLEST_ROW_SCALE_BITS: Final = np.uint32((127 - 116) << 23)
+_SMALLEST_ROW_SCALE_BITS: Final = np.float32(SMALLEST_ROW_SCALE).view(np.uint32)
 _LARGEST_SUBNORMAL_AMAX_BITS: Final = np.float32(E4M3_MAX * 2.0**-126).view(np.uint32)
 _MAX: Final = int(E4M3_MAX)
 

@@ -79,4 +79,5 @@ def nearest_codes(values: NDArray[Any], table: F32) -> U8:
         np.searchsorted(middles, wanted, side="left"),
     )
     even = np.where(below % 2 == 0, below, above)  # they differ on a tie alone
-    return np.where(np.signbit(values), even + half, even).astype(np.uint8)
+    codes: U8 = np.where(np.signbit(values), even + half, even).astype(np.uint8)
+    return codes

@@ -1,0 +1,53 @@
+"""The GEMM of [32,32] block-FP8 weights inside vLLM: its own Triton kernel, and ours for a few tokens.
+
+A decode step multiplies by one to eight rows, which vLLM's kernel pads to a tile of at least 16. Ours reads the
+weights once, several rows of output per program. The order of sums differs, so it can be switched off
+(VLLM_KVQ_DECODE_GEMM=0), and it stays off under VLLM_BATCH_INVARIANT. Both live in one custom operation, so that
+torch.compile and CUDA graphs see one opaque call.
+"""
+
+from __future__ import annotations
+
+import torch
+from vllm import envs
+from vllm.model_executor.kernels.linear import TritonFp8BlockScaledMMKernel
+from vllm.model_executor.layers.quantization.utils.fp8_utils import w8a8_triton_block_scaled_mm
+from vllm.utils.torch_utils import direct_register_custom_op
+
+from runtime_patch import settings
+
+DECODE_ROWS = 8
+
+
+def block_mm(
+    A: torch.Tensor, B: torch.Tensor, As: torch.Tensor, Bs: torch.Tensor, block: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """A [M, K] e4m3 with As [M, K/block] times B [N, K] e4m3 with Bs [N/block, K/block] -> dtype [M, N]."""
+    if A.shape[0] <= DECODE_ROWS and decode_gemm_wanted():
+        from kernels.block_gemm import decode_gemm
+
+        return decode_gemm(A, B, As, Bs, block, dtype)
+    return w8a8_triton_block_scaled_mm(A, B, As, Bs, [block, block], dtype)
+
+
+def block_mm_shape(
+    A: torch.Tensor, B: torch.Tensor, As: torch.Tensor, Bs: torch.Tensor, block: int, dtype: torch.dtype
+) -> torch.Tensor:
+    return A.new_empty((A.shape[0], B.shape[0]), dtype=dtype)
+
+
+def decode_gemm_wanted() -> bool:
+    return settings.current().decode_gemm and not envs.VLLM_BATCH_INVARIANT
+
+
+direct_register_custom_op("shardmill_block_mm", block_mm, fake_impl=block_mm_shape)
+
+
+class BlockGemmKernel(TritonFp8BlockScaledMMKernel):
+    """vLLM's Triton block kernel, with the decode kernel in front of it."""
+
+    def apply_block_scaled_mm(
+        self, A: torch.Tensor, B: torch.Tensor, As: torch.Tensor, Bs: torch.Tensor
+    ) -> torch.Tensor:
+        block = int(self.weight_group_shape[0])
+        return torch.ops.vllm.shardmill_block_mm(A, B, As, Bs, block, self.config.out_dtype)

@@ -1,0 +1,111 @@
+"""Linear layers with block-FP8 weights: parameters, the lm_head's loader, and the kernel that runs them.
+
+vLLM's DeepSeek-style method already holds a `weight` and a `weight_scale_inv` of any square block and shards
+both. Three things are ours: the scale of lm_head loads by block rows, [32,32] weights get a kernel that can run
+them, and [128,128] weights keep their f32 scales where the card's DeepGEMM kernel would need powers of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from vllm import envs
+from vllm.model_executor.kernels.linear import (
+    CutlassFp8BlockScaledMMKernel,
+    init_fp8_linear_kernel,
+)
+from vllm.model_executor.layers.linear import register_weight_loader_v2_supported_method
+from vllm.model_executor.layers.quantization.fp8 import Fp8Config, Fp8LinearMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.platforms import current_platform
+
+from runtime_patch.block_kernel import BlockGemmKernel
+from runtime_patch.errors import PatchError
+
+Loader = Callable[..., None]
+
+
+@register_weight_loader_v2_supported_method
+class BlockLinearMethod(Fp8LinearMethod):
+    """vLLM's block-FP8 linear method with one block [block, block] and a kernel that is known to run it."""
+
+    def __init__(self, block: int) -> None:
+        super().__init__(
+            Fp8Config(
+                is_checkpoint_fp8_serialized=True,
+                activation_scheme="dynamic",
+                weight_block_size=[block, block],
+            )
+        )
+        self.block = block
+
+    def create_weights(self, layer: torch.nn.Module, *args: Any, **attributes: Any) -> None:
+        if isinstance(layer, ParallelLMHead):
+            attributes["weight_loader"] = lm_head_loader(layer, self.block, attributes["weight_loader"])
+        super().create_weights(layer, *args, **attributes)
+        self._choose_kernel(layer)
+
+    def _choose_kernel(self, layer: torch.nn.Module) -> None:
+        """Replaces vLLM's own choice, which the parent has just made, where that one cannot serve the block."""
+        forced = forced_kernel(self.block, blackwell(), envs.VLLM_USE_DEEP_GEMM_E8M0)
+        if forced is None:
+            return
+        self.fp8_linear = init_fp8_linear_kernel(
+            activation_quant_key=self.activation_quant_key,
+            weight_quant_key=self.weight_quant_key,
+            weight_shape=layer.weight.shape,
+            input_dtype=self.input_dtype,
+            out_dtype=self.out_dtype,
+            force_kernel=forced,
+            module_name=f"{type(self).__name__} [{self.block},{self.block}]",
+        )
+        self.use_marlin = False
+        if not isinstance(self.fp8_linear, forced):
+            raise PatchError(
+                f"[{self.block},{self.block}] weights need {forced.__name__}, which this card or this build of "
+                "vLLM does not offer"
+            )
+
+
+def forced_kernel(block: int, is_blackwell: bool, power_of_two_scales: bool) -> type | None:
+    """The kernel class for a block, or None to leave the choice to vLLM.
+
+    [32,32]: vLLM would take Marlin (dies after load) or Humming. [128,128] on Blackwell: DeepGEMM's kernel
+    multiplies by UE8M0 bytes, so it re-rounds f32 scales to powers of two at load; when that is switched off
+    (VLLM_USE_DEEP_GEMM_E8M0=0) it cannot run at all, and CUTLASS, which takes f32 scales, must stand in.
+    """
+    if block == 32:
+        return BlockGemmKernel
+    return CutlassFp8BlockScaledMMKernel if is_blackwell and not power_of_two_scales else None
+
+
+def blackwell() -> bool:
+    """Whether the card's DeepGEMM kernels multiply by UE8M0 scale bytes (SM100 and SM120)."""
+    return bool(current_platform.has_device_capability(100))
+
+
+def lm_head_loader(layer: ParallelLMHead, block: int, load_rows: Loader) -> Loader:
+    """A loader for both parameters of an FP8 lm_head: codes by vLLM's own row loader, scales by block rows.
+
+    vLLM's loader requires every parameter to have one row a word of the vocabulary. The scales have one row a
+    block of words: this rank's are those of its first word onwards. Rows of padding scale by 1.
+    """
+
+    def load(param: torch.nn.Parameter, loaded: torch.Tensor) -> None:
+        if param.dtype != torch.float32:
+            load_rows(param, loaded)
+            return
+        begin = layer.shard_indices.org_vocab_start_index
+        end = layer.shard_indices.org_vocab_end_index
+        if begin % block:
+            raise PatchError(
+                f"lm_head: this rank's rows begin at {begin}, which is no multiple of the block of {block}; "
+                "choose a tensor-parallel size whose share of the vocabulary is whole blocks"
+            )
+        rows = -(-end // block) - begin // block
+        param.data[:rows].copy_(loaded.narrow(0, begin // block, rows))
+        param.data[rows:].fill_(1.0)
+
+    return load

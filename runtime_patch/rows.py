@@ -1,0 +1,122 @@
+"""Compact KV rows between vLLM's cache and an attention kernel that knows canonical rows alone.
+
+Writing packs each latent into its row. Reading restages: the rows that a kernel is about to touch, its top-k, are
+unpacked into a static scratch as canonical 656 B rows, and the kernel gets the scratch and the rows' numbers in it.
+The kernel itself is untouched. Tokens come in chunks that fit the scratch: a decode step is one chunk, so that it
+can be captured in a CUDA graph; a prefill takes several. Indices of the caller are never changed, since layers
+share them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import torch
+
+from kernels.kv_row import CANONICAL_BYTES, RowLayout
+from runtime_patch import settings
+from runtime_patch.errors import PatchError
+
+PAGE_ROWS = 64  # rows of a page, as both attention kernels view the scratch and the cache
+LATENT = 512
+
+
+def required_layout() -> RowLayout:
+    """The layout that the environment asks for. The backends are registered only where it asks for one."""
+    layout = settings.current().layout
+    if layout is None:
+        raise PatchError(f"a compact KV backend was chosen although {settings.TILES} is unset")
+    return layout
+
+
+def tokens_per_chunk(stage_bytes: int, topk: int) -> int:
+    """The largest power of two of tokens whose rows fit the scratch; at least one, whatever it takes."""
+    return 1 << max(0, (stage_bytes // (topk * CANONICAL_BYTES)).bit_length() - 1)
+
+
+class RowStage:
+    """The scratch of one attention layer: its size, its chunks, and the restaging into it."""
+
+    def __init__(
+        self, layout: RowLayout, topk: int, tokens_max: int, device: torch.device, stage_bytes: int
+    ) -> None:
+        if topk % PAGE_ROWS:
+            raise PatchError(
+                f"the top-k buffer is {topk} wide; restaged pages need a multiple of {PAGE_ROWS}"
+            )
+        self.layout = layout
+        self.tokens = min(tokens_per_chunk(stage_bytes, topk), tokens_max)
+        self.places = _places(self.tokens, topk, device)
+        self.specs: tuple[tuple[tuple[int, ...], torch.dtype], ...] = (
+            ((self.tokens * topk, CANONICAL_BYTES), torch.uint8),
+            ((self.tokens, topk), torch.int32),
+        )
+
+    def chunks(self, tokens: int) -> Iterator[slice]:
+        """Slices of at most `self.tokens` tokens that cover `tokens`."""
+        return (slice(begin, min(begin + self.tokens, tokens)) for begin in range(0, tokens, self.tokens))
+
+    def restage(
+        self, pages: torch.Tensor, wanted: torch.Tensor, scratch: torch.Tensor, places: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Canonical rows of `wanted` and where they lie.
+
+        pages: u8 [P, 64, row_bytes]; wanted: int32 [T, topk] row numbers in pages, -1 for none; scratch and places:
+        workspace of `specs`. Returns u8 [T * topk / 64, 64, 656] and int32 [T, topk], -1 where wanted is.
+        """
+        from kernels.triton_kv import restage_gather
+
+        rows = scratch[: wanted.numel()]
+        found = places[: wanted.shape[0]]
+        restage_gather(pages, wanted, rows.view(*wanted.shape, CANONICAL_BYTES), self.layout)
+        torch.where(wanted < 0, wanted, self.places[: wanted.shape[0]], out=found)
+        return rows.view(-1, PAGE_ROWS, CANONICAL_BYTES), found
+
+
+@cache
+def _places(tokens: int, topk: int, device: torch.device) -> torch.Tensor:
+    """int32 [tokens, topk]: the number of each row of a full scratch. Shared by all layers."""
+    return torch.arange(tokens * topk, dtype=torch.int32, device=device).view(tokens, topk)
+
+
+def write_rows(
+    latents: torch.Tensor, cache_pages: torch.Tensor, slots: torch.Tensor, layout: RowLayout
+) -> None:
+    """bf16 latents [T, 512] into u8 [blocks, block rows, row_bytes] at slots int64 [T]; a negative slot is skipped."""
+    from kernels.triton_kv import write
+
+    write(latents[: slots.numel()], cache_pages.view(torch.uint8), slots.flatten(), layout)
+
+
+def refuse_unserved(impl: Any, vllm_config: Any) -> None:
+    """Raises PatchError for models and modes whose reads or writes would pass by our rows."""
+    parallel = vllm_config.parallel_config
+    problems = [
+        (
+            impl.qk_rope_head_dim != 0,
+            f"qk_rope_head_dim is {impl.qk_rope_head_dim}; our rows hold no rotary part",
+        ),
+        (
+            impl.kv_lora_rank != LATENT,
+            f"kv_lora_rank is {impl.kv_lora_rank}, and a row holds {LATENT} elements",
+        ),
+        (vllm_config.attention_config.hisparse_config is not None, "HiSparse reads rows on its own"),
+        (parallel.decode_context_parallel_size > 1, "decode context parallelism is on"),
+        (parallel.prefill_context_parallel_size > 1, "prefill context parallelism is on"),
+    ]
+    found = [told for holds, told in problems if holds]
+    if found:
+        raise PatchError(f"{settings.TILES} cannot be served here: {'; '.join(found)}")
+
+
+def require_compact(attention: Any) -> None:
+    """Raises PatchError where a rung is asked for and the attention's backend would ignore it."""
+    backend = attention.attn_backend
+    if settings.current().rung and not hasattr(backend, "row_layout"):
+        raise PatchError(
+            f"{settings.TILES} is set, but the attention backend {backend.get_name()} stores vLLM's own rows; "
+            "on an H100 or H200 pass --attention-backend FLASHMLA_SPARSE --kv-cache-dtype fp8_ds_mla, on an "
+            "RTX PRO 6000 --kv-cache-dtype fp8"
+        )

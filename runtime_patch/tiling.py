@@ -1,0 +1,59 @@
+"""How a prefill of the sparse indexer is cut so that its scratch does not grow with the context.
+
+The indexer scores every query row against every pool of four tokens. A tile is `pools` pools of each request in
+the batch by `rows` query rows. Its scratch is the gathered keys, the logits, and the keys of the two-level top-k.
+Plain integers: neither torch nor vLLM is imported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runtime_patch.errors import PatchError
+
+POOL_BYTES = 132  # a pool's 128 E4M3 codes and one f32 scale
+LOGIT_BYTES = 4
+GATHERED_POOLS = 8192  # pools of all requests of a tile together: wide enough for a GEMM, 1 MiB of keys
+# Per row and selected pool: two int64 keys while merging, their sorted values and int64 positions, an index, a
+# gathered score and its int64 position, and the new key with its parts.
+SELECTION_BYTES = 8 * (2 + 1 + 1) + 4 + 4 + 8 + 8 * 3
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """rows x pools of one tile, for `requests` requests."""
+
+    rows: int
+    pools: int
+    requests: int
+    selected: int
+
+    @property
+    def gathered(self) -> int:
+        """Pools whose keys are gathered at a time."""
+        return self.pools * self.requests
+
+    @property
+    def scratch_bytes(self) -> int:
+        return self.gathered * POOL_BYTES + self.rows * row_bytes(self.pools, self.selected)
+
+
+def row_bytes(pools: int, selected: int) -> int:
+    return pools * LOGIT_BYTES + selected * SELECTION_BYTES
+
+
+def plan(rows: int, requests: int, selected: int, page: int, budget_bytes: int) -> Tiling:
+    """The tiling of `rows` query rows over `requests` requests within the budget. The context takes no part.
+
+    `page` is the number of pools of a cache page: a tile begins at a page. Raises PatchError where the budget
+    does not hold a single row.
+    """
+    pools = max(page, GATHERED_POOLS // requests // page * page)
+    left = budget_bytes - pools * requests * POOL_BYTES
+    fitting = left // row_bytes(pools, selected)
+    if fitting < 1:
+        least = pools * requests * POOL_BYTES + row_bytes(pools, selected)
+        raise PatchError(
+            f"VLLM_KVQ_INDEXER_MIB: {budget_bytes} bytes hold no tile of {requests} requests; at least {least} needed"
+        )
+    return Tiling(min(rows, fitting), pools, requests, selected)

@@ -1,0 +1,22 @@
+/* A CUDA driver without a device: every call fails with CUDA_ERROR_NO_DEVICE. It lets vLLM's compiled
+   extensions be loaded on a machine that has no NVIDIA driver, so that their operators' schemas are known. */
+#define STUB(name) int name(void) { return 100; }
+STUB(cuCtxGetCurrent)
+STUB(cuCtxSetCurrent)
+STUB(cuDeviceGetAttribute)
+STUB(cuDevicePrimaryCtxRetain)
+STUB(cuDriverGetVersion)
+STUB(cuGetErrorString)
+STUB(cuGetProcAddress)
+STUB(cuGetProcAddress_v2)
+STUB(cuInit)
+STUB(cuMemAddressFree)
+STUB(cuMemAddressReserve)
+STUB(cuMemCreate)
+STUB(cuMemGetAllocationGranularity)
+STUB(cuMemMap)
+STUB(cuMemRelease)
+STUB(cuMemSetAccess)
+STUB(cuMemUnmap)
+STUB(cuPointerGetAttribute)
+STUB(cuTensorMapEncodeTiled)

@@ -151,11 +151,13 @@ def _index(file: str, value: Any, report: Report) -> Index | None:
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         report.add(Finding("index-json", file, "", "weight_map: names to files", repr(weight_map)[:80]))
         return None
-    for path in sorted({shard for shard in weight_map.values() if not is_plain_path(shard)}):
+    paths = set(weight_map.values())
+    plain = {path for path in paths if is_plain_path(path)}
+    for path in sorted(paths - plain):
         report.add(Finding("index-path", file, "", "a plain file name", ascii(path[:200])))
     return Index(
         file,
-        {name: shard for name, shard in weight_map.items() if is_plain_path(shard)},
+        {name: shard for name, shard in weight_map.items() if shard in plain},
         _total_size(file, value.get("metadata"), report),
     )
 

@@ -52,7 +52,7 @@ def _names(checkpoint: Checkpoint, index: Index, renamed: dict[str, str]) -> Ite
         else:
             yield Finding("index-wrong-shard", elsewhere.file, name, file, elsewhere.file)
     for file in set(index.weight_map.values()) & set(here):
-        for name in sorted(here[file] - set(index.weight_map)):
+        for name in sorted(here[file] - index.weight_map.keys()):
             yield Finding("index-lacks-tensor", file, name, f"an entry in {index.file}", "none")
 
 

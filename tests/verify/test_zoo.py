@@ -1,0 +1,34 @@
+"""Every animal of the zoo is found by its rule; every clean checkpoint is left in peace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.zoo.all import ANIMALS, ask
+from tests.zoo.case import Animal
+from tests.zoo.clean import CLEAN
+from verify.rules import RULES
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_a_clean_checkpoint_of_each_format_gives_no_finding(name: str, tmp_path: Path) -> None:
+    CLEAN[name]().write(tmp_path / "c")
+    report = ask("integrity", tmp_path / "c")
+    assert report.worst_first() == []
+
+
+@pytest.mark.parametrize("animal", ANIMALS, ids=lambda animal: animal.name)
+def test_a_faulty_checkpoint_is_found_by_its_rule(animal: Animal, tmp_path: Path) -> None:
+    animal.write(tmp_path / "c")
+    report = ask(animal.question, tmp_path / "c")
+    found = {finding.slug for finding in report.findings}
+    assert animal.rule in found, f"{animal.name}: found {found}"
+    assert report.exit_code == (0 if {RULES[slug].severity for slug in found} == {"info"} else 1)
+
+
+def test_the_zoo_has_more_than_sixty_animals_and_no_name_twice() -> None:
+    names = [animal.name for animal in ANIMALS]
+    assert len(names) >= 60
+    assert len(set(names)) == len(names)

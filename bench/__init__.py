@@ -1,0 +1,1 @@
+"""Programs that measure the project; none of them is part of it."""

@@ -60,9 +60,8 @@ def main() -> None:
     """Runs `shardmill`. Exit codes: 0 done, 1 findings or failure, 2 usage, 130 interrupted, 143 terminated."""
     signal.signal(signal.SIGTERM, _terminated)
     try:
-        shardmill(standalone_mode=False)
-    except click.exceptions.Exit as leaving:
-        sys.exit(leaving.exit_code)
+        code = shardmill(standalone_mode=False)  # click returns the code of `ctx.exit` here
+        sys.exit(code if isinstance(code, int) else 0)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

@@ -29,6 +29,8 @@ def mixed(rows: int = 390, C: int = 300):
     source = bell(21, rows, C)
     source[:, 60:130] = words(22, rows, 70) & 0x83FF  # below 2^-118
     source[:, 130:180] = words(23, rows, 50) & 0x807F  # subnormal
+    source[:, 180:230] = words(26, rows, 50) & 0x80FF  # below 2^-125, but for an amax whose scale is normal
+    source[::3, 180:230:5] = 0x0700 + 2 * np.arange(0, rows, 3)[:, None]  # from 2^-113 to 2^-107
     source[100:140, :] = words(24, 40, C) & 0x8000  # zeros of both signs
     return source
 

@@ -123,7 +123,8 @@ def scaled_tiles(x: Array, scales: Scales) -> tuple[Array, Array]:
         row, column = infinite[0]
         raise ValueError(f"latent row {row}, column {column} is infinite: no row format can hold it")
     scale = tile_scales(np.fmax.reduce(np.abs(tiles), axis=-1, initial=0), scales)
-    return scale, (tiles / scale[..., None]).astype(np.float32)
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        return scale, (tiles / scale[..., None]).astype(np.float32)
 
 
 def encode(rung: str, x: Array, scales: Scales | None = None) -> Array:

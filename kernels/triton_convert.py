@@ -1,7 +1,8 @@
 """Words of four small floats on the GPU, and the shapes in which the row kernels hold them.
 
-Tensors of a unit are [R, 32]: R rows by 32 units, one unit a lane. Every conversion exists twice with the same
-bytes: with the card's instructions (inline PTX, compute capability 8.9 and up) and by integers alone.
+A program is one warp, and a tensor [32] holds one value for each of the 32 units of a row: one unit a lane.
+Every conversion exists twice with the same bytes: with the card's instructions (inline PTX, compute capability
+8.9 and up) and by integers alone.
 """
 
 import triton
@@ -25,7 +26,7 @@ def _pack_e4m3_ptx(y0, y1, y2, y3):
 
 
 @triton.jit
-def _e4m3_byte(y):
+def e4m3_byte(y):
     """f32 -> E4M3 byte in an int32, by integers: the same rounding, saturation and NaN as the instruction."""
     bits = y.to(tl.int32, bitcast=True)
     magnitude = bits & 0x7FFFFFFF
@@ -41,7 +42,7 @@ def pack_e4m3(y0, y1, y2, y3, PTX: tl.constexpr):
     if PTX:
         return _pack_e4m3_ptx(y0, y1, y2, y3)
     else:
-        return _e4m3_byte(y0) | (_e4m3_byte(y1) << 8) | (_e4m3_byte(y2) << 16) | (_e4m3_byte(y3) << 24)
+        return e4m3_byte(y0) | (e4m3_byte(y1) << 8) | (e4m3_byte(y2) << 16) | (e4m3_byte(y3) << 24)
 
 
 @triton.jit
@@ -99,8 +100,8 @@ def unpack_e2m3(nibble, exponent, drop, PTX: tl.constexpr):
 
 @triton.jit
 def split4(words):
-    """[R, 32, 4] -> its four columns, each [R, 32]; no value leaves its lane."""
-    even, odd = tl.split(tl.reshape(words, [words.shape[0], 32, 2, 2]))
+    """[32, 4] -> its four columns, each [32]; no value leaves its lane."""
+    even, odd = tl.split(tl.reshape(words, [32, 2, 2]))
     w0, w2 = tl.split(even)
     w1, w3 = tl.split(odd)
     return w0, w1, w2, w3
@@ -108,13 +109,13 @@ def split4(words):
 
 @triton.jit
 def join4(c0, c1, c2, c3):
-    """Four [R, 32] -> [R, 32, 4]; no value leaves its lane."""
-    return tl.reshape(tl.join(tl.join(c0, c2), tl.join(c1, c3)), [c0.shape[0], 32, 4])
+    """Four [32] -> [32, 4]; no value leaves its lane."""
+    return tl.reshape(tl.join(tl.join(c0, c2), tl.join(c1, c3)), [32, 4])
 
 
 @triton.jit
 def row_offset(row, page_words, ROW_WORDS: tl.constexpr, PAGE_ROWS: tl.constexpr):
-    """Word offset of row numbers (int32 [R]) of a paged cache: int64 [R]. PAGE_ROWS 0: pages without gaps."""
+    """Word offset (int64) of a row number (int32) of a paged cache. PAGE_ROWS 0: pages without gaps."""
     if PAGE_ROWS == 0:
         return row.to(tl.int64) * ROW_WORDS
     else:

@@ -1,0 +1,241 @@
+"""Block-FP8 GEMM: out[M, N] = x[M, K] @ w[N, K]^T with one f32 scale a block of w and one a token and group of x.
+
+Two kernels (kernels.triton_gemm) and the choice between them. The stock-style kernel is vLLM's algorithm: any M,
+and its tile along K cannot exceed a scale block, which at 32 leaves two thirds of the memory bandwidth unused. The
+decode kernel serves M <= 8, where the weights' bytes are all the time there is. Their order of sums differs, so
+their bf16 results may differ in the last bit; both lie within 2e-3 of the exact product.
+
+Tuned parameters come from JSON files: vLLM's own format and file name for the stock-style kernel (kernels/configs,
+or a folder of the user's), a second file of the same name with the prefix "decode," for the other.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import torch
+import triton
+
+from kernels.triton_gemm import decode_kernel, quantise_kernel, stock_kernel
+from kernels.triton_kv import has_ptx
+
+CONFIGS = Path(__file__).parent / "configs"
+DECODE_TOKENS = 8  # columns of the tensor core's tile
+MMA_ROWS = 16
+MMA_K = 32
+
+Block = tuple[int, int]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """Parameters of the stock-style kernel; the names in JSON are vLLM's."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    group_m: int
+    warps: int
+    stages: int
+
+    @classmethod
+    def default(cls, block: Block) -> Self:
+        """What vLLM 0.33.0 runs where it finds no file."""
+        return cls(64, block[0], block[1], 32, 4, 2)
+
+    @classmethod
+    def from_json(cls, entry: dict[str, int]) -> Self:
+        return cls(*(entry[name] for name in _STOCK_NAMES))
+
+    def to_json(self) -> dict[str, int]:
+        values = (self.block_m, self.block_n, self.block_k, self.group_m, self.warps, self.stages)
+        return dict(zip(_STOCK_NAMES, values, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """Parameters of the decode kernel: 16-row tiles of a program, scale groups under way, warps."""
+
+    tiles: int
+    step: int
+    warps: int
+
+    @classmethod
+    def default(cls, block: Block) -> Self:
+        return cls(2, max(128 // block[1], 1), 8)
+
+    @classmethod
+    def from_json(cls, entry: dict[str, int]) -> Self:
+        return cls(*(entry[name] for name in _DECODE_NAMES))
+
+    def to_json(self) -> dict[str, int]:
+        return dict(zip(_DECODE_NAMES, (self.tiles, self.step, self.warps), strict=True))
+
+
+_STOCK_NAMES = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages")
+_DECODE_NAMES = ("TILES", "STEP", "num_warps")
+
+
+def quantise(
+    x: torch.Tensor,
+    group: int,
+    codes: torch.Tensor | None = None,
+    scales: torch.Tensor | None = None,
+    *,
+    ptx: bool | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x bf16, f16 or f32 [M, K] -> E4M3 codes [M, K] and f32 scales [M, K / group], vLLM's bits.
+
+    Results go into `codes` and `scales` where they are given. K must be a multiple of the group.
+    """
+    tokens, K = x.shape
+    if K % group or x.stride(1) != 1:
+        raise ValueError(f"x {list(x.shape)}: K must be contiguous and a multiple of the group {group}")
+    codes = torch.empty((tokens, K), dtype=torch.float8_e4m3fn, device=x.device) if codes is None else codes
+    scales = torch.empty((tokens, K // group), device=x.device) if scales is None else scales
+    groups = tokens * (K // group)
+    if groups:
+        size = 1024 // group
+        quantise_kernel[(triton.cdiv(groups, size),)](
+            x,
+            codes.view(torch.uint8),
+            scales,
+            groups,
+            x.stride(0),
+            K=K,
+            GROUP=group,
+            PTX=has_ptx(x.device) if ptx is None else ptx,
+            G=size,
+            num_warps=4,
+        )
+    return codes, scales
+
+
+def gemm(
+    x: torch.Tensor,
+    x_scale: torch.Tensor,
+    w: torch.Tensor,
+    w_scale: torch.Tensor,
+    block: Block,
+    *,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    how: Stock | Decode | None = None,
+) -> torch.Tensor:
+    """x E4M3 [M, K], x_scale f32 [M, K / block_k], w E4M3 [N, K], w_scale f32 [ceil(N / block_n), K / block_k],
+    bias [N] -> out [M, N], bf16 unless `out` is given. `how` forces a kernel; by default `choose` picks it.
+    """
+    tokens, K = x.shape
+    N = w.shape[0]
+    _check(x, x_scale, w, w_scale, block)
+    out = torch.empty((tokens, N), dtype=torch.bfloat16, device=x.device) if out is None else out
+    if tokens == 0:
+        return out
+    how = how or choose(tokens, N, K, block, x.device)
+    tensors = (w_scale if bias is None else bias, out, x_scale, w_scale, tokens, N)
+    shared: dict[str, Any] = {"BLOCK_N": block[0], "BLOCK_K": block[1], "HAS_BIAS": bias is not None}
+    if isinstance(how, Decode):
+        decode_kernel[(triton.cdiv(N, MMA_ROWS * how.tiles),)](
+            x.view(torch.int64),
+            w.view(torch.int64),
+            *tensors,
+            K=K,
+            **shared,
+            TILES=how.tiles,
+            STEP=how.step,
+            WARPS=how.warps,
+            num_warps=how.warps,
+        )
+    else:
+        programs = triton.cdiv(tokens, how.block_m) * triton.cdiv(N, how.block_n)
+        stock_kernel[(programs,)](
+            x,
+            w,
+            *tensors,
+            K,
+            **shared,
+            BLOCK_SIZE_M=how.block_m,
+            BLOCK_SIZE_N=how.block_n,
+            BLOCK_SIZE_K=how.block_k,
+            GROUP_SIZE_M=how.group_m,
+            num_warps=how.warps,
+            num_stages=how.stages,
+        )
+    return out
+
+
+def _check(
+    x: torch.Tensor, x_scale: torch.Tensor, w: torch.Tensor, w_scale: torch.Tensor, block: Block
+) -> None:
+    tokens, K = x.shape
+    N = w.shape[0]
+    groups = -(-K // block[1])
+    expected = {"w": [N, K], "x_scale": [tokens, groups], "w_scale": [-(-N // block[0]), groups]}
+    for name, tensor in {"w": w, "x_scale": x_scale, "w_scale": w_scale}.items():
+        if list(tensor.shape) != expected[name]:
+            raise ValueError(
+                f"{name}: expected shape {expected[name]} for x {[tokens, K]}, got {list(tensor.shape)}"
+            )
+    if not (x.is_contiguous() and w.is_contiguous() and x_scale.is_contiguous() and w_scale.is_contiguous()):
+        raise ValueError("x, w and their scales must be contiguous")
+
+
+def decodes(tokens: int, K: int, block: Block, device: torch.device) -> bool:
+    """Whether the decode kernel can take the call: few tokens, whole blocks along K, a card with its PTX."""
+    whole = K % block[1] == 0 and block[1] % MMA_K == 0 and block[0] % MMA_ROWS == 0
+    return tokens <= DECODE_TOKENS and whole and has_ptx(device)
+
+
+def choose(
+    tokens: int, N: int, K: int, block: Block, device: torch.device, folder: Path = CONFIGS
+) -> Stock | Decode:
+    """The kernel and its parameters for a call: the decode kernel where it can run, else the stock-style one.
+
+    Parameters come from the file of this card and shape, from the entry with the nearest number of tokens; without
+    a file the defaults hold.
+    """
+    name = device_name(device)
+    if decodes(tokens, K, block, device):
+        return _nearest(_decode_table(folder, N, K, block, name), tokens) or Decode.default(block)
+    return _nearest(_stock_table(folder, N, K, block, name), tokens) or Stock.default(block)
+
+
+def device_name(device: torch.device) -> str:
+    """The card's name as vLLM writes it in file names: runs of blanks and slashes become one underscore."""
+    return re.sub(r"[\s/]+", "_", torch.cuda.get_device_name(device)) if device.type == "cuda" else "cpu"
+
+
+def config_name(N: int, K: int, block: Block, name: str) -> str:
+    """vLLM 0.33.0's file name for a shape and card (fp8_utils.py, get_w8a8_block_fp8_configs)."""
+    shape = f"block_shape=[{block[0]},{block[1]}]"
+    return f"N={N},K={K},device_name={name},dtype=fp8_w8a8,{shape}.json"
+
+
+def decode_config_name(N: int, K: int, block: Block, name: str) -> str:
+    return "decode," + config_name(N, K, block, name)
+
+
+@lru_cache
+def _stock_table(folder: Path, N: int, K: int, block: Block, name: str) -> dict[int, Stock]:
+    entries = _entries(folder / config_name(N, K, block, name))
+    return {tokens: Stock.from_json(entry) for tokens, entry in entries.items()}
+
+
+@lru_cache
+def _decode_table(folder: Path, N: int, K: int, block: Block, name: str) -> dict[int, Decode]:
+    entries = _entries(folder / decode_config_name(N, K, block, name))
+    return {tokens: Decode.from_json(entry) for tokens, entry in entries.items()}
+
+
+def _entries(path: Path) -> dict[int, dict[str, int]]:
+    if not path.exists():
+        return {}
+    return {int(tokens): entry for tokens, entry in json.loads(path.read_text()).items()}
+
+
+def _nearest(table: dict[int, T], tokens: int) -> T | None:
+    return table[min(table, key=lambda known: (abs(known - tokens), known))] if table else None

@@ -11,7 +11,7 @@ import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from pipeline.shardio import Sink, Source
 from pipeline.stages import STAGES
 from pipeline.stale import Verdict, judge
 from pipeline.types import Parent, Plan, ShardPlan, Stat
+from pipeline.unchanged import world
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,7 @@ def _build(
     made = _make(todo, prepared, store, settings, watch)
     receipts = {**finished, **{receipt.file: receipt for receipt in made}}
     written = publish(prepared, store, settings, manifest, receipts)
+    _remember_world(prepared, store, settings)
     return Summary(
         plan=plan,
         made=tuple(stale.values()),
@@ -130,6 +132,11 @@ def _build(
         bytes_read=sum(prepared_size(parent, shard) for shard in todo),
         kernel=_kernel_name(settings, bool(plan.conversions)),
     )
+
+
+def _remember_world(prepared: Prepared, store: Store, settings: Settings) -> None:
+    recipe, folder = prepared.checkpoint.recipe, prepared.parent.folder
+    store.remember(replace(store.seen(), world=world(recipe, folder, store, settings, prepared.lock)))
 
 
 def prepared_size(parent: Parent, shard: ShardPlan) -> int:

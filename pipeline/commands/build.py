@@ -19,6 +19,7 @@ from pipeline.commands.progress import human, meter
 from pipeline.job import Prepared, Settings, Watch
 from pipeline.lock import load_lock, lock_path
 from pipeline.plan import plan_json
+from pipeline.unchanged import is_unchanged
 
 recipe_option = click.option(
     "-c",
@@ -98,12 +99,16 @@ def build(
     Example: shardmill build -c pipeline.toml --parent /data/parent --out /data/out
     """
     started = time.monotonic()
-    prepared = _prepare(config, parent, paranoid)
+    recipe, lock = recipes.load(config), load_lock(lock_path(config))
+    settings = Settings(workers, kernel, sha256, passthrough, paranoid)
+    if expect_key is None and is_unchanged(recipe, parent, out, settings, lock):
+        _show_nothing_to_do(out, time.monotonic() - started, as_json)
+        return
+    prepared = run.prepare(recipe, parent, lock, paranoid)
     if expect_key not in (None, prepared.plan.key):
         raise click.ClickException(
             f"the plan's key is {prepared.plan.key}, not {expect_key}; nothing was written"
         )
-    settings = Settings(workers, kernel, sha256, passthrough, paranoid)
     with meter(quiet=as_json) as progress:
         watch = Watch(progress.advance)
         try:
@@ -207,7 +212,7 @@ def _summary_json(summary: run.Summary, seconds: float) -> dict[str, Any]:
 
 def _show_summary(summary: run.Summary, out: Path, seconds: float) -> None:
     if not summary.files_written:
-        click.echo(f"nothing to do: {out} is up to date ({seconds:.1f} s)")
+        _show_nothing_to_do(out, seconds, as_json=False)
         return
     made, fresh = len(summary.made), len(summary.plan.shards) - len(summary.made)
     click.echo(
@@ -215,3 +220,12 @@ def _show_summary(summary: run.Summary, out: Path, seconds: float) -> None:
         f"{fresh} up to date, {len(summary.files_written)} files written, {human(summary.bytes_read)} read"
     )
     click.echo(f"kernel: {summary.kernel}; recipe: {summary.plan.recipe}; plan key: {summary.plan.key}")
+
+
+def _show_nothing_to_do(out: Path, seconds: float, as_json: bool) -> None:
+    if as_json:
+        click.echo(
+            json.dumps({"made": {}, "resumed": [], "files_written": [], "bytes_read": 0, "seconds": seconds})
+        )
+    else:
+        click.echo(f"nothing to do: {out} is up to date ({seconds:.1f} s)")

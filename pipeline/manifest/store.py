@@ -30,6 +30,7 @@ class Seen:
 
     parent: Mapping[str, Stat] = field(default_factory=dict)
     output: Mapping[str, Stat] = field(default_factory=dict)
+    world: str = ""  # digest of everything that the build depended on (pipeline.unchanged)
 
 
 class Store:
@@ -66,7 +67,7 @@ class Store:
             return Seen()
 
     def remember(self, seen: Seen) -> None:
-        fields = {"parent": dict(seen.parent), "output": dict(seen.output)}
+        fields = {"parent": dict(seen.parent), "output": dict(seen.output), "world": seen.world}
         _write_whole(self._seen, canonical(fields))
 
     def start(self, parent: Mapping[str, Stat]) -> None:
@@ -122,6 +123,10 @@ class Store:
         _sync_folder(self.staging)
         _write_whole(self._journal, canonical(fields))
         self.finish_commit()
+
+    def commit_is_pending(self) -> bool:
+        """Whether an earlier commit was cut."""
+        return self._journal.exists()
 
     def finish_commit(self) -> bool:
         """Carries a journalled commit to its end, whatever part of it is done. False where there is none."""

@@ -1,0 +1,63 @@
+"""The short way out of a build: nothing that could change its result has changed since the last one ended.
+
+A plan is a pure function of the recipe, the lock, this code, and the parent's headers and small files. So where none
+of these has another stat than when the last build ended, and no published file has, planning would only repeat
+itself. Believed like every stat, and skipped like every stat under `--paranoid`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import kernels
+import pipeline
+from pipeline.container import file_stat
+from pipeline.errors import CheckpointError
+from pipeline.job import Settings
+from pipeline.lock import Lock
+from pipeline.manifest.digest import key_of
+from pipeline.manifest.records import MANIFEST_FILE
+from pipeline.manifest.store import Store
+from pipeline.recipe import Recipe
+from pipeline.types import Stat
+
+
+def is_unchanged(recipe: Recipe, folder: Path, out: Path, settings: Settings, lock: Lock | None) -> bool:
+    """Whether a build of `recipe` from `folder` into `out` would find everything as the last one left it."""
+    store = Store(out)
+    noted = store.seen().world
+    if settings.paranoid or not noted or store.commit_is_pending():
+        return False
+    try:
+        return noted == world(recipe, folder, store, settings, lock)
+    except (OSError, CheckpointError):
+        return False
+
+
+def world(recipe: Recipe, folder: Path, store: Store, settings: Settings, lock: Lock | None) -> str:
+    """Digest of all that a build depends on, by the stats of the files among it."""
+    return key_of(
+        {
+            "code": _stats_below(Path(next(iter(package.__path__))) for package in (pipeline, kernels)),
+            "recipe": recipe.model_dump(mode="json"),
+            "lock": lock.to_json().decode() if lock else None,
+            "sha256": settings.file_digests,
+            "parent": _stats_below([folder]),
+            "output": {
+                name: file_stat(store.out / name) for name in (*sorted(store.seen().output), MANIFEST_FILE)
+            },
+        }
+    )
+
+
+def _stats_below(folders: Iterable[Path]) -> dict[str, Stat]:
+    """Path -> stat of every file below `folders`, byte code left out."""
+    return {
+        str(Path(root, name)): file_stat(Path(root, name))
+        for folder in folders
+        for root, _, names in os.walk(folder)
+        for name in names
+        if not name.endswith(".pyc") and Path(root, name).is_file()
+    }

@@ -91,6 +91,17 @@ class Entries:
     def blocks(self) -> frozenset[int]:
         return frozenset(entry.block for entry in self._modules.values() if entry.block)
 
+    def problems(self) -> list[str]:
+        """A sentence for each fused module and bank of experts that the manifest treats in two ways."""
+        parents = {module.rpartition(".")[0] for module in self._modules}
+        found = []
+        for prefix in sorted({f"{parent}.{leaf}" for parent in parents for leaf in FUSED} | set(self._banks)):
+            try:
+                self.find(prefix)
+            except PatchError as error:
+                found.append(str(error))
+        return found
+
     def find(self, prefix: str) -> Entry | None:
         """The entry of vLLM's module `prefix`, or None where the manifest is silent about it.
 

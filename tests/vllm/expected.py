@@ -70,7 +70,7 @@ def _vision(tensor, module, kind, path, share):
         return torch.cat([share(third, 0) for third in tensor.chunk(3, 0)])
     if module == "down_proj" or (module == "proj" and path[-1] == "attn"):
         return tensor if kind == "bias" else share(tensor, 1)
-    return tensor
+    return share(tensor, 0) if (path[-1], module) == ("merger", "proj") else tensor
 
 
 def _experts(read, share, bank, which, kind):

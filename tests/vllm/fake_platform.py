@@ -57,6 +57,10 @@ class FakePlatform(NonNvmlCudaPlatform):
         return None
 
     @classmethod
+    def get_device_communicator_cls(cls):
+        return "vllm.distributed.device_communicators.base_device_communicator.DeviceCommunicatorBase"
+
+    @classmethod
     def get_vit_attn_backend(cls, *args, **kwargs):
         from vllm.v1.attention.backends.registry import AttentionBackendEnum
 

@@ -152,7 +152,8 @@ def look(job):
     return report
 
 
-def main():
+def main(look):
+    """Runs `look` on the job of the command line and writes its report, or the error that it met."""
     job = json.loads(sys.argv[1])
     try:
         report = look(job)
@@ -163,4 +164,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(look)

@@ -134,3 +134,27 @@ def test_a_window_stops_taking_blocks_and_keeps_one_for_its_unaligned_start():
     layer = LayerCache("paged", 64, 16, tokens_max=127 + 1024)
     assert layer.blocks(64) == 4 + 1
     assert layer.blocks(1 << 20) == 72 + 1
+
+
+def test_states_are_cut_by_the_pattern_even_where_more_would_fit_beside_it():
+    paged = [
+        layer for _ in range(12) for layer in (LayerCache("paged", 640, 16), LayerCache("paged", 64, 16))
+    ]
+    p = plan_blocks([*paged, *[LayerCache("state", 512, 16, fixed_blocks=2)] * 34])
+    assert [len(group) for group in p.groups] == [24, 12, 11, 11]
+    assert p.block_bytes == 12 * (640 + 64)
+
+
+def test_states_never_widen_the_block():
+    paged = [
+        layer for _ in range(12) for layer in (LayerCache("paged", 640, 16), LayerCache("paged", 64, 16))
+    ]
+    p = plan_blocks([*paged, *[LayerCache("state", 2048, 16, fixed_blocks=2)] * 34])
+    assert len(p.groups) == 1 + 9
+    assert p.block_bytes == 12 * (640 + 64)
+
+
+def test_blocks_start_at_whole_rows_of_every_layer():
+    layers = [LayerCache("paged", 6400, 16, stride_bytes=640), LayerCache("paged", 96, 16, stride_bytes=96)]
+    p = plan_blocks([*layers, LayerCache("ring", 64, 4, fixed_blocks=1)])
+    assert p.block_bytes == 7680 == 4 * 1920

@@ -114,6 +114,9 @@ GLM_5_3_FLASH = _gqa(
 
 GLM_5_3_FLASH_SERVED = {
     **GLM_5_3_FLASH,
+    "vocab_size": 154_880,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 2048,
     "num_nextn_predict_layers": 1,
     "mhc": True,
     "max_position_embeddings": 1 << 20,

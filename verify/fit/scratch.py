@@ -24,6 +24,7 @@ CANONICAL_ROW_BYTES = 656
 RESTAGE_CHUNK_BYTES = 64 * MIB  # a prefill restages its top-k rows in chunks of about this size
 TOPK_ROWS = 2176  # 2,048 chosen tokens and the open pool, rounded up to 128
 BLOCK_FP8_PATH_BYTES = int(0.80 * GIB)
+REMAINDER_BYTES = int(1.67 * GIB)
 NON_TORCH_BYTES = (int(0.05 * GIB), int(0.15 * GIB))
 
 
@@ -150,10 +151,8 @@ def _experts(shape: Shape, lane: Lane) -> Term:
 
 def _activations(shape: Shape, lane: Lane) -> Term:
     """Residual streams and the widest projections of one batch."""
-    stream = lane.batched_tokens * shape.hidden * shape.residual_streams
-    return Term(
-        "activations", stream * 4, stream * 4 * 4, "guess", "residual streams in F32 and a few copies"
-    )
+    stream = lane.batched_tokens * shape.hidden * shape.residual_streams * 4
+    return Term("activations", stream, 2 * stream, "guess", "residual streams in F32, once or twice")
 
 
 def _sampler(shape: Shape, lane: Lane) -> Term:
@@ -165,20 +164,17 @@ def _sampler(shape: Shape, lane: Lane) -> Term:
 def _graphs(lane: Lane) -> Term:
     """CUDA graphs share one pool, sized by the largest capture; each adds its own nodes."""
     sizes = len(lane.captures)
-    return Term(
-        "CUDA graphs", sizes * 24 * MIB, sizes * 96 * MIB, "guess", f"{sizes} capture sizes of 24-96 MiB"
-    )
+    source = f"{sizes} capture sizes of 24-48 MiB"
+    return Term("CUDA graphs", sizes * 24 * MIB, sizes * 48 * MIB, "guess", source)
 
 
 def _remainder(shape: Shape, lane: Lane) -> Term:
     """What the published system used beyond the terms above, left as the upper end: allocator slack and copies.
 
-    At 524,288 x 1,024 tokens with a bounded indexer it used 90.63 GiB but the context and the pin at its deepest dip
-    (110 MiB free); by headers 87.02 GiB of that are weights, and the terms above reach 2.18 at their high ends. The
-    rest is taken as growing with batch x context.
+    At 524,288 tokens with a bounded indexer it used 90.63 GiB but the context and the pin at its deepest dip (110 MiB
+    free); by headers 87.02 GiB of that are weights, and the terms above reach 2.0 at their high ends. It also served
+    262,144 tokens with four times the batch under the same pin, so the rest is taken as growing with context alone.
     """
-    share = lane.batched_tokens * lane.max_model_len / (1024 * 524_288)
-    high = int(1.45 * GIB * share) if shape.sparse else int(0.25 * GIB)
-    return Term(
-        "unexplained remainder", 0, high, "measured by others", "published watermark less the terms above"
-    )
+    high = int(REMAINDER_BYTES * lane.max_model_len / 524_288) if shape.sparse else GIB // 4
+    source = "published watermark less the terms above"
+    return Term("unexplained remainder", 0, high, "measured by others", source)

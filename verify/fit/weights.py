@@ -44,11 +44,10 @@ LAYER = re.compile(r"\.layers\.(\d+)\.")
 NUMBER = re.compile(r"\.\d+(?=\.)")
 SCALE_SUFFIX = re.compile(r"_scale_inv$|_scale_2$|_scale$|(?<=\.)input_scale$")
 
-# How a tensor is cut, by the end of its module's name; the first row that matches decides.
+# How a tensor is cut, by its name; the first row that matches decides. What no row names is whole on every rank:
+# norms, routers, hyper-connections, the indexer, and the projections that vLLM replicates (q_a, kv_a, f_a, g_a, eh).
 CUTS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("vocab", re.compile(r"(^|\.)(lm_head|embed_tokens)\.weight")),
-    ("whole", re.compile(r"\.indexer\.|_norm\.|norm\d?\.|layernorm|(^|\.)norm\.|\.hc_|\.enorm|\.hnorm")),
-    ("whole", re.compile(r"\.(eh_proj|q_a_proj|kv_a_proj_with_mqa|f_a_proj|g_a_proj|gate)\.")),
     ("columns", re.compile(r"\.visual\.blocks\.\d+\.attn\.proj\.weight|\.(o_proj|down_proj)\.weight")),
     ("rows", re.compile(r"\.visual\.(blocks\.\d+\.attn\.qkv|merger\.proj)\.")),
     ("rows", re.compile(r"\.(q_proj|b_proj|f_b_proj|g_b_proj|q_b_proj|kv_b_proj|gate_proj|up_proj)\.")),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
@@ -28,6 +27,7 @@ def toy_parent(folder: Path, name: str) -> None:
 
     The same size gives the same bytes everywhere. A folder that already holds it whole is left as it is.
     """
+    from pipeline.commands.progress import meter
     from pipeline.toy.write import check_folder, is_whole, toy_headers, write_parent
 
     size = SIZES[name]
@@ -39,7 +39,8 @@ def toy_parent(folder: Path, name: str) -> None:
     if is_whole(folder, headers):
         click.echo(f"{what}; already there, nothing to do.")
     else:
-        with click.progressbar(length=file_bytes, label=f"Making {name}", file=sys.stderr) as bar:
-            write_parent(folder, size, headers, bar.update)
+        with meter(quiet=False) as progress:
+            progress.begin(file_bytes)
+            write_parent(folder, size, headers, progress.advance)
         click.echo(f"{what}{', all but the headers holes' if size.sparse else ''}.")
     click.echo(f"Next:  shardmill plan --parent {folder}")

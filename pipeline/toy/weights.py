@@ -126,9 +126,15 @@ def _native_fp8(name: str, shape: Shape) -> Iterator[memoryview]:
 
 
 def _native_scales(name: str, grid: Shape) -> NDArray[np.float32]:
-    """f32 scales in [2^-13, 2^-12), every bit of the mantissa drawn: amax between 0.055 and 0.11."""
-    mantissas = (_words(name + "/scales", prod(grid)) >> np.uint64(41)).astype(np.uint32)
-    return (mantissas | np.uint32((127 - 13) << 23)).view(np.float32).reshape(grid)
+    """f32 scales = amax / 448, amax in [1/16, 1/8) and within a quarter step of a BF16 number.
+
+    Were amax a BF16 number, re-quantising the copy would find its scale; with any amax, it would err by 0.22 %. So
+    it errs by 0.17 %, near what is published for the real parent (0.12 to 0.16 %).
+    """
+    words = _words(name + "/scales", prod(grid))
+    numbers = (words >> np.uint64(57) << np.uint64(16)) + np.uint64((127 - 4) << 23)  # 7 bits of mantissa
+    amax = (numbers + (words & np.uint64(0x7FFF)) - np.uint64(0x4000)).astype(np.uint32).view(np.float32)
+    return (amax / np.float32(448)).reshape(grid)
 
 
 def _expert_codes(name: str, shape: Shape) -> Iterator[memoryview]:

@@ -85,7 +85,7 @@ def test_fresh_weights_are_no_copies_of_fp8(tensor: Tensors, name: str) -> None:
 
 
 def test_amax_finds_a_copys_codes_but_not_its_scales(tensor: Tensors) -> None:
-    """Re-quantised, the copies err by 0.1 to 0.2 % all together, as on the real parent: BF16 rounding moved amax."""
+    """Re-quantised, the copies err by 0.1 to 0.2 % all together, as the real parent's do: BF16 rounding moved amax."""
     names = [f"{LAYER}{n}.self_attn.{x}.weight" for n in range(3, 44, 4) for x in ("q_a_proj", "q_b_proj")]
     bits = np.concatenate([tensor(name) for name in names])
     source, decoded = bf16_to_f32(bits), decode(*_requantised(bits), BLOCK)
@@ -178,10 +178,17 @@ def test_no_two_tensors_of_one_shape_are_equal(tensor: Tensors) -> None:
         (f"{LAYER}0.self_attn.A_log", "F32"),
     ],
 )
-@pytest.mark.parametrize("shape", [(200, 136), (1024, 1040)])
+@pytest.mark.parametrize("shape", [(200, 136), (1024, 1040), (1, 16)])
 def test_a_tensor_has_as_many_bytes_as_its_header_says(name: str, dtype: str, shape: tuple[int, int]) -> None:
     """Whether it is made in one run or in several, and where blocks are cut at the edge."""
     assert len(_made(name, dtype, shape)) == tensor_bytes(dtype, shape)
+
+
+@pytest.mark.parametrize(
+    "name", ["input_layernorm.weight", "self_attn.q_proj.weight", "mlp.gate_proj.weight"]
+)
+def test_a_tensor_need_not_fill_its_last_random_word(name: str) -> None:
+    assert len(_made(f"{LAYER}0.{name}", "BF16", (5, 7))) == 70
 
 
 def test_the_runs_in_which_a_tensor_is_made_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:

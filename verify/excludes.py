@@ -43,6 +43,7 @@ class Pattern:
 @dataclass(frozen=True, slots=True)
 class Excludes:
     patterns: tuple[Pattern, ...]
+    _hit: Callable[[str], bool]
 
     @classmethod
     def read(cls, quantisation: Mapping[str, Any]) -> tuple[Self, list[Finding]]:
@@ -65,33 +66,38 @@ class Excludes:
                     )
                 else:
                     patterns.append(pattern)
-        return cls(tuple(patterns)), findings
+        return cls(tuple(patterns), _matcher(patterns)), findings
+
+    @property
+    def numbered(self) -> bool:
+        """Whether some pattern tells layers or experts apart."""
+        return any(_DIGITS.search(pattern.text) for pattern in self.patterns)
 
     def matched(self, modules: Iterable[str]) -> Iterator[str]:
         """The modules that some pattern hits under their own name."""
-        hits = self._matcher()
-        return (module for module in modules if hits(module))
+        return (module for module in modules if self._hit(module))
 
     def hits(self, module: str) -> bool:
-        return self._matcher()(module)
+        return self._hit(module)
 
-    def _matcher(self) -> Callable[[str], bool]:
-        names = {p.text for p in self.patterns if p.regex is None}
-        loose = [p for p in self.patterns if not _DIGITS.search(p.text)]
-        exact = [p for p in self.patterns if p.regex is not None and _DIGITS.search(p.text)]
-        by_shape: dict[str, bool] = {}
 
-        def hit(module: str) -> bool:
-            if len(module) > NAME_CHARS_MAX:
-                return False
-            if names and not names.isdisjoint(_self_and_parents(module)):
-                return True
-            shape = _DIGITS.sub("0", module)
-            if shape not in by_shape:
-                by_shape[shape] = any(pattern.matches(shape) for pattern in loose)
-            return by_shape[shape] or any(pattern.matches(module) for pattern in exact)
+def _matcher(patterns: Iterable[Pattern]) -> Callable[[str], bool]:
+    names = {p.text for p in patterns if p.regex is None}
+    loose = [p for p in patterns if not _DIGITS.search(p.text)]
+    exact = [p for p in patterns if p.regex is not None and _DIGITS.search(p.text)]
+    by_shape: dict[str, bool] = {}
 
-        return hit
+    def hit(module: str) -> bool:
+        if len(module) > NAME_CHARS_MAX:
+            return False
+        if names and not names.isdisjoint(_self_and_parents(module)):
+            return True
+        shape = _DIGITS.sub("0", module)
+        if shape not in by_shape:
+            by_shape[shape] = any(pattern.matches(shape) for pattern in loose)
+        return by_shape[shape] or any(pattern.matches(module) for pattern in exact)
+
+    return hit
 
 
 def _self_and_parents(module: str) -> Iterator[str]:

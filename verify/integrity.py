@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from verify.checkpoint import Checkpoint, is_plain_path, open_checkpoint
 from verify.container import Tensor
@@ -19,7 +20,7 @@ from verify.schemes import Linear, grid_of, pair_faults, quantised
 from verify.source import Source
 from verify.stream import FileJob, FileResult, Task, stream
 from verify.structure import structure_faults
-from verify.values import Law, laws_of
+from verify.values import Law, Look, laws_of
 
 # Signatures and provenance are made after the manifest and vouch for it; they can't be listed in it.
 AFTER_THE_MANIFEST = ("model.sig", "provenance.intoto.json")
@@ -166,7 +167,8 @@ def _jobs(opened: Opened, origin: Parentage | None) -> Iterator[FileJob]:
 
 def _task(tensor: Tensor, digest: bool, laws: dict[str, Law], twins: dict[str, Tensor]) -> Task | None:
     law, twin = laws.get(tensor.name), twins.get(tensor.name)
-    return Task(tensor, digest, law, twin) if digest or law is not None or twin is not None else None
+    watch = partial(Look, tensor, law) if law is not None else None
+    return Task(tensor, digest, watch, twin) if digest or watch or twin is not None else None
 
 
 def _digest_faults(manifest: Manifest, result: FileResult) -> Iterator[Finding]:

@@ -1,8 +1,51 @@
 """Rules about meaning: values of scales, names and groups, loading. Rows of verify.rules."""
 
 E, W, N = "error", "warning", "info"
+CALIBRATE = (
+    "Calibrate the module again with data that reaches it, or remove the scale and declare weight-only."
+)
 
 MEANING = (
+    ("SM101", "placeholder-input-scale", W, "Input scales of several layers are one number: nobody measured them.",
+     CALIBRATE),
+    ("SM102", "missing-input-scale", E, "A module has no input scale and others of its kind have: it is read as zero.",
+     CALIBRATE),
+    ("SM103", "input-scale-needed", E, "The declared path reads an input scale that is not there.",
+     "Declare W4A16 (or dynamic activations), or calibrate."),
+    ("SM104", "scale-outlier", W, "A scale is far outside those of its kind.",
+     "Look at the module: one bad batch in calibration, or a convention mixed up."),
+    ("SM105", "fused-global-scale", E, "Halves of a fused module have different global scales; the kernel keeps one.",
+     "Make the checkpoint again with one global scale for both and re-rounded block scales (the repair `reconcile`)."),
+    ("SM106", "zero-block-scales", W, "Many block scales are zero: their blocks decode to nothing.",
+     "Quantise again with the global scale amax / (6 * 448)."),
+    ("SM107", "global-scale-one", W, "A global scale is exactly 1: it was initialised and never computed.",
+     "Quantise again: with 1, block scales of small blocks underflow to zero."),
+    ("SM108", "scale-convention", W, "A scale has the size of its inverse: multiplier and divisor look mixed up.",
+     "Check the convention: weight_scale, weight_scale_2 multiply; weight_global_scale divides."),
+    ("SM109", "weight-only-path", N, "Declared NVFP4, but the config makes loaders take the weight-only path.",
+     "Nothing, if that is meant; the input scales are not used then."),
+    ("SM110", "placeholder-weight-scale", W, "Every weight scale is 1: they were initialised and never computed.",
+     "Quantise again."),
+    ("SM111", "scale-not-ue8m0", W, "scale_fmt is ue8m0, and scales are not powers of two: loaders round again.",
+     "Write the rounded scale and codes computed with it, or drop scale_fmt."),
+    ("SM201", "scale-name", E, "A scale bears another name than the declared format's loader looks for.",
+     "Rename the tensor, in the shard and in the index."),
+    ("SM202", "exclude-idle", N, "An exclusion matches no module under any known name.",
+     "Remove it, or correct its name; exclusions for a loader's fused names may stay."),
+    ("SM203", "excludes-all-idle", E, "No exclusion matches any module: the list was written for other names.",
+     "Write the list with the checkpoint's module names."),
+    ("SM204", "claimed-not-quantised", E, "A Linear is neither quantised nor excluded; a loader builds it quantised.",
+     "Add it to the exclusion list (routers and MTP layers are often forgotten)."),
+    ("SM205", "fused-group-mixed", E, "Members of a fused module are quantised differently.",
+     "Treat all members alike: loaders refuse some of these, and silently misread others."),
+    ("SM206", "fused-member-missing", E, "A member of a fused module is missing.", "Restore the tensor."),
+    ("SM207", "tensor-parallel", E, "A demanded tensor-parallel size cuts through a block.",
+     "Serve at a size that divides, or quantise with smaller blocks."),
+    ("SM208", "mtp-missing", W, "The config promises a multi-token-prediction layer that is not here.",
+     "Export it, or set num_nextn_predict_layers to 0."),
+    ("SM209", "layer-missing", E, "A layer is missing.", "Export it, or correct num_hidden_layers."),
+    ("SM210", "expert-missing", E, "An expert is missing from its bank.", "Export it."),
+    ("SM211", "expert-incomplete", E, "An expert lacks a tensor that its siblings have.", "Export it."),
     ("SM214", "exclude-pattern", N, "An exclusion pattern that is too costly or malformed to be judged.",
      "Write it as a glob or as a regular expression without nested repeats."),
 )  # fmt: skip

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import xxhash
@@ -23,7 +24,6 @@ from numpy.typing import NDArray
 from verify.container import Tensor
 from verify.findings import Finding, UnreadableError
 from verify.source import Reader, Source
-from verify.values import Law, Look
 
 STRIP_BYTES = 1 << 20  # read, hashed and looked at while in the second-level cache
 THREADS_MAX = 2
@@ -32,13 +32,21 @@ Strip = NDArray[np.uint8]
 Buffers = tuple[Strip, Strip]
 
 
+class Watcher(Protocol):
+    """Is fed one tensor's bytes in order, then asked."""
+
+    def feed(self, strip: Strip) -> object: ...
+
+    def findings(self) -> list[Finding]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """What to do with one tensor of a file."""
 
     tensor: Tensor
     digest: bool = False
-    law: Law | None = None
+    watch: Callable[[], Watcher] | None = None  # makes the one that looks at its elements
     twin: Tensor | None = None  # of the other checkpoint, to be equal byte by byte
 
 
@@ -123,7 +131,7 @@ class _Pass:
         self._result = FileResult(job.file)
         self._waiting = deque(job.tasks)
         self._hash: xxhash.xxh3_128 | None = None
-        self._look: Look | None = None
+        self._watcher: Watcher | None = None
         self._twins: dict[str, Reader] = {}
 
     def run(self, progress: Callable[[int], None]) -> FileResult:
@@ -167,14 +175,14 @@ class _Pass:
         if self._waiting:
             task = self._waiting[0]
             self._hash = xxhash.xxh3_128() if task.digest else None
-            self._look = Look(task.tensor, task.law) if task.law is not None else None
+            self._watcher = task.watch() if task.watch is not None else None
 
     def _finish(self) -> None:
         task = self._waiting.popleft()
         if self._hash is not None:
             self._result.digests[task.tensor.name] = self._hash.hexdigest()
-        if self._look is not None:
-            self._result.findings += self._look.findings()
+        if self._watcher is not None:
+            self._result.findings += self._watcher.findings()
         self._begin()
 
     def _feed(self, begin: int, end: int, strip: Strip) -> None:
@@ -191,8 +199,8 @@ class _Pass:
     def _feed_tensor(self, task: Task, at: int, piece: Strip) -> None:
         if self._hash is not None:
             self._hash.update(piece.data)
-        if self._look is not None:
-            self._look.feed(piece)
+        if self._watcher is not None:
+            self._watcher.feed(piece)
         if task.twin is not None and task.tensor.name not in self._result.unequal:
             twin = self._buffers[1][: len(piece)]
             self._twins[task.twin.file].read_into(task.twin.begin + at, twin.data)

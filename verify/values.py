@@ -68,7 +68,7 @@ _E8M0 = Law(
     lambda scales: bool(scales.max() == 0xFF),
     (("scale-not-finite", "a finite scale", lambda scales: scales == 0xFF),),
 )
-_SCALES: Mapping[str, Law] = {
+SCALE_LAWS: Mapping[str, Law] = {
     "F32": _float_scales("<i4", 0x7F800000, 0x7FFFFFFF),
     "BF16": _float_scales("<i2", 0x7F80, 0x7FFF),
     "F16": _float_scales("<i2", 0x7C00, 0x7FFF),
@@ -93,7 +93,7 @@ def laws_of(linears: Mapping[str, Linear]) -> dict[str, Law]:
             laws[linear.weight.name] = _CODES[linear.weight.dtype]
         for leaf, scale in linear.scales.items():
             if scale.dtype in SCALE_DTYPES[leaf]:
-                laws[scale.name] = _SCALES[scale.dtype]
+                laws[scale.name] = SCALE_LAWS[scale.dtype]
     return laws
 
 
@@ -108,7 +108,8 @@ class Look:
     _first: dict[str, int] = field(default_factory=dict)
     _count: dict[str, int] = field(default_factory=dict)
 
-    def feed(self, strip: NDArray[np.uint8]) -> None:
+    def feed(self, strip: NDArray[np.uint8]) -> Elements:
+        """Looks at the elements that are whole with this strip, and gives them back."""
         elements = self._elements(strip)
         if len(elements) and self.law.suspicious(elements):
             for slug, _, bad in self.law.tests:
@@ -117,6 +118,7 @@ class Look:
                     self._first.setdefault(slug, self._seen + int(places[0]))
                     self._count[slug] = self._count.get(slug, 0) + len(places)
         self._seen += len(elements)
+        return elements
 
     def _elements(self, strip: NDArray[np.uint8]) -> Elements:
         width = self.law.dtype.itemsize

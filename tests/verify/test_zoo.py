@@ -12,10 +12,11 @@ from tests.zoo.clean import CLEAN
 from verify.rules import RULES
 
 
+@pytest.mark.parametrize("question", ["integrity", "lint"])
 @pytest.mark.parametrize("name", CLEAN)
-def test_a_clean_checkpoint_of_each_format_gives_no_finding(name: str, tmp_path: Path) -> None:
+def test_a_clean_checkpoint_of_each_format_gives_no_finding(name: str, question: str, tmp_path: Path) -> None:
     CLEAN[name]().write(tmp_path / "c")
-    report = ask("integrity", tmp_path / "c")
+    report = ask(question, tmp_path / "c")
     assert report.worst_first() == []
 
 

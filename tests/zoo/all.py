@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests.zoo import files, headers
+from tests.zoo import files, headers, names, scales
 from tests.zoo.case import Animal
 from verify.findings import Report
 from verify.integrity import integrity
+from verify.lint import lint
 from verify.source import Folder
 
-ANIMALS: tuple[Animal, ...] = (*headers.ANIMALS, *files.ANIMALS)
+ANIMALS: tuple[Animal, ...] = (*headers.ANIMALS, *files.ANIMALS, *scales.ANIMALS, *names.ANIMALS)
 
-QUESTIONS: Mapping[str, Callable[[Path], Report]] = {"integrity": lambda folder: integrity(Folder(folder))}
+QUESTIONS: Mapping[str, Callable[[Path], Report]] = {
+    "integrity": lambda folder: integrity(Folder(folder)),
+    "lint": lambda folder: lint(Folder(folder)),
+}
 
 
 def ask(question: str, folder: Path) -> Report:

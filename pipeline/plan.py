@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pipeline.container import lay_out
@@ -16,10 +16,12 @@ from pipeline.errors import PlanError
 from pipeline.globs import GlobSet, fused_instances
 from pipeline.manifest.digest import key_of
 from pipeline.profiles import PROFILES
+from pipeline.profiles.child import Child
 from pipeline.readme import child_readme
 from pipeline.recipe import Recipe
 from pipeline.types import (
     Assignment,
+    Conversion,
     Copy,
     Drop,
     FamilySum,
@@ -29,9 +31,9 @@ from pipeline.types import (
     Part,
     Piece,
     Plan,
-    QuantizeBlock,
     ShardPlan,
     TensorRef,
+    ToBlocks,
     tensor_bytes,
 )
 
@@ -49,15 +51,16 @@ def make_plan(recipe: Recipe, parent: Parent, assignments: Sequence[Assignment])
     converted = {
         each.source.name: (each.family, each.action)
         for each in assignments
-        if isinstance(each.action, QuantizeBlock)
+        if isinstance(each.action, Conversion)
     }
     loads = tuple(_loads(recipe, assignments))
     _refuse_unloadable(recipe, loads)
     outputs = {ref.name: ref for shard in shards for ref in shard.header.tensors}
-    declare = PROFILES[recipe.output.profile].declare
-    config, entries = declare(
-        parent.config, recipe, outputs, {name: deed for name, (_, deed) in converted.items()}
-    )
+    child = Child(recipe, parent.config, outputs, {name: deed for name, (_, deed) in converted.items()})
+    profile = PROFILES[recipe.output.profile]
+    if problems := list(profile.problems(child)):
+        raise PlanError(problems)
+    config, entries = profile.declare(child)
     config_text = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
     families = _families(recipe, assignments)
     key = key_of(
@@ -82,13 +85,19 @@ def make_plan(recipe: Recipe, parent: Parent, assignments: Sequence[Assignment])
         config_entries=entries,
         readme=readme,
         conversions=converted,
-        dropped=tuple(sorted(each.source.name for each in assignments if isinstance(each.action, Drop))),
+        dropped=_dropped(assignments, outputs),
         carried=parent.carried,
         single=parent.single,
         families=families,
         loads=loads,
         key=key,
     )
+
+
+def _dropped(assignments: Iterable[Assignment], outputs: Mapping[str, TensorRef]) -> tuple[str, ...]:
+    """Parent tensors that the child lacks. Scales that were replaced by others of the same name are not among them."""
+    gone = (each.source.name for each in assignments if isinstance(each.action, Drop))
+    return tuple(sorted(name for name in gone if name not in outputs))
 
 
 def _shard(header: Header, assignments: Sequence[Assignment]) -> ShardPlan | None:
@@ -111,13 +120,14 @@ def _shard(header: Header, assignments: Sequence[Assignment]) -> ShardPlan | Non
         else header
     )
     pieces = tuple(_piece(ref, *outputs[ref.name][:2]) for ref in layout.tensors)
+    inputs = {header.shard: None, **{each.scales.shard: None for each in assignments if each.scales}}
     return ShardPlan(
-        header.shard, layout, pieces, (header.shard,), rewritten, _shard_key(header, layout, assignments)
+        header.shard, layout, pieces, tuple(inputs), rewritten, _shard_key(header, layout, assignments)
     )
 
 
 def _piece(ref: TensorRef, each: Assignment, part: Part) -> Piece:
-    return Piece(ref, each.source, part, each.action)
+    return Piece(ref, each.source, part, each.action, each.scales)
 
 
 def _shard_key(source: Header, output: Header, assignments: Iterable[Assignment]) -> str:
@@ -125,7 +135,7 @@ def _shard_key(source: Header, output: Header, assignments: Iterable[Assignment]
     deeds = {
         each.source.name: [each.action.numerics, each.action.block.rows, each.action.block.cols]
         for each in assignments
-        if isinstance(each.action, QuantizeBlock)
+        if isinstance(each.action, Conversion)
     }
     return key_of([output.shard, output.digest, source.digest, source.file_bytes, deeds])
 
@@ -163,7 +173,7 @@ def _loads(recipe: Recipe, assignments: Iterable[Assignment]) -> Iterable[LoadsA
     quantised = {
         each.source.name: (each.source, each.action)
         for each in assignments
-        if isinstance(each.action, QuantizeBlock)
+        if isinstance(each.action, ToBlocks)
     }
     axes = _axes(recipe, quantised)
     inner = _inner_members(recipe, quantised)
@@ -192,9 +202,7 @@ def _inner_members(recipe: Recipe, names: Iterable[str]) -> set[str]:
     return inner
 
 
-def _why_not_at(
-    size: int, ref: TensorRef, action: QuantizeBlock, axis: str | None, inner: bool
-) -> str | None:
+def _why_not_at(size: int, ref: TensorRef, action: ToBlocks, axis: str | None, inner: bool) -> str | None:
     """Why a rank's share of a weight [R, C] can't be cut at whole blocks; vLLM's `validate_fp8_block_shape`."""
     R, C = ref.shape
     split = {"rows": (R, action.block.rows), "columns": (C, action.block.cols)}

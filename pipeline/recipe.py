@@ -15,7 +15,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from pipeline.errors import RecipeError
 from pipeline.globs import expand
-from pipeline.types import Action, BlockShape, Copy, Drop, QuantizeBlock
+from pipeline.types import (
+    SCALE_SUFFIXES,
+    Action,
+    BlockShape,
+    Copy,
+    Dequantise,
+    Drop,
+    QuantizeBlock,
+    Reblock,
+    TensorRef,
+)
 
 Text = Annotated[str, Field(min_length=1)]
 Globs = Annotated[tuple[Text, ...], Field(min_length=1)]
@@ -60,39 +70,74 @@ class Parent(_Table):
 class Output(_Table):
     """What is written, and at which tensor-parallel sizes it must load."""
 
-    profile: str = "modelopt-mixed"
+    profile: Literal["modelopt-mixed", "fp8", "compressed-tensors"] = "modelopt-mixed"
     tensor_parallel: tuple[Annotated[int, Field(ge=1)], ...] = (1,)
 
 
+Block = tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
+
+# action -> the keys that it needs; of `block` and `source_block` it knows no other
+_NEEDS = {
+    "quantize": ("block", "expect"),
+    "dequantise": ("source_block", "expect"),
+    "reblock": ("source_block", "block", "expect"),
+    "keep": ("reason",),
+    "drop": ("reason",),
+}
+
+
 class Family(_Matching):
-    """Tensors of one kind and what is done with them. A keep or drop needs a reason, a quantise its count."""
+    """Tensors of one kind and what is done with them. A keep or drop needs a reason, a conversion its count.
+
+    A family that starts from the parent's block FP8 (dequantise, reblock) matches the weights and their scales;
+    `expect` counts the weights.
+    """
 
     name: Text
-    action: Literal["quantize", "keep", "drop"]
-    block: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] | None = None
+    action: Literal["quantize", "dequantise", "reblock", "keep", "drop"]
+    block: Block | None = None
+    source_block: Block | None = None  # the parent's
     numerics: str = "amax/1"
     expect: Annotated[int, Field(ge=0)] | None = None
     reason: Text | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> Family:
-        if self.action == "quantize":
-            if self.block is None or self.expect is None:
-                raise ValueError(
-                    "a family that is quantised needs `block` and `expect`, the number of its tensors"
-                )
-        elif self.reason is None:
-            raise ValueError(f"a family with action {self.action!r} needs a `reason`")
-        elif self.block is not None:
-            raise ValueError(f"`block` has no meaning with action {self.action!r}")
+        needed = _NEEDS[self.action]
+        if absent := [f"`{key}`" for key in needed if getattr(self, key) is None]:
+            hint = ", the number of its tensors" if "`expect`" in absent else ""
+            raise ValueError(f"a family with action {self.action!r} needs {' and '.join(absent)}{hint}")
+        for key in ("block", "source_block"):
+            if key not in needed and getattr(self, key) is not None:
+                raise ValueError(f"`{key}` has no meaning with action {self.action!r}")
+        if self.action == "reblock" and not _divides(self.block, self.source_block):
+            raise ValueError(
+                f"blocks of {self.source_block} do not divide into blocks of {self.block}; only a smaller block "
+                f"keeps every number: dequantise first, then quantise"
+            )
         return self
 
-    def deed(self) -> Action:
-        """The Action that each tensor of the family gets."""
-        if self.action == "quantize":
-            assert self.block is not None
-            return QuantizeBlock(BlockShape(*self.block), self.numerics)
-        return Copy() if self.action == "keep" else Drop()
+    def deed(self, ref: TensorRef, scale_suffix: str = "_scale_inv") -> Action:
+        """The Action that the family's tensor `ref` gets; new scales are named by `scale_suffix`."""
+        block = BlockShape(*self.block) if self.block else None
+        source = BlockShape(*self.source_block) if self.source_block else None
+        if self.action == "keep":
+            return Copy()
+        if self.action == "quantize" and block:
+            return QuantizeBlock(block, self.numerics, scale_suffix)
+        if ref.name.endswith(SCALE_SUFFIXES):
+            return Drop()  # what it says goes into its weight, or into new scales
+        if self.action == "dequantise" and source:
+            return Dequantise(source)
+        if self.action == "reblock" and source and block:
+            return Reblock(source, block, scale_suffix)
+        return Drop()
+
+
+def _divides(block: Block | None, source: Block | None) -> bool:
+    assert block is not None
+    assert source is not None
+    return all(whole % part == 0 for whole, part in zip(source, block, strict=True))
 
 
 class Fused(_Matching):

@@ -16,7 +16,7 @@ from pipeline.manifest.digest import TensorSplitter
 from pipeline.manifest.records import Manifest
 from pipeline.manifest.store import Seen
 from pipeline.shardio import CHUNK_BYTES, Buffers, Source
-from pipeline.types import Header, Parent, Plan, QuantizeBlock, ShardPlan
+from pipeline.types import Header, Parent, Plan, ShardPlan
 
 Digests = Mapping[str, str]
 
@@ -111,7 +111,7 @@ def _what_changed(shard: ShardPlan, plan: Plan, manifest: Manifest) -> str:
 def _deed(plan: Plan, name: str) -> str:
     if name not in plan.conversions:
         return "kept"
-    action: QuantizeBlock = plan.conversions[name][1]
+    action = plan.conversions[name][1]
     return f"{action.numerics} {action.block.rows}x{action.block.cols}"
 
 

@@ -134,7 +134,7 @@ class BlockShape:
         return f"[{self.rows},{self.cols}]"
 
 
-Part = Literal["bytes", "codes", "scales"]
+Part = Literal["bytes", "codes", "scales", "values"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +164,36 @@ class QuantizeBlock:
 
 
 @dataclass(frozen=True, slots=True)
+class Dequantise:
+    """Block-FP8 codes [R, C] of the parent become BF16: code times its block's scale in f32, rounded once."""
+
+    block: BlockShape  # the parent's
+    numerics: str = "dequantise/1"
+
+    def outputs(self, ref: TensorRef) -> tuple[tuple[str, str, Shape, Part], ...]:
+        return ((ref.name, "BF16", ref.shape, "values"),)
+
+
+@dataclass(frozen=True, slots=True)
+class Reblock:
+    """Block-FP8 codes of the parent stay; each scale is repeated over the smaller blocks that lie in its own.
+
+    So the child decodes to the parent's numbers exactly, whatever they were.
+    """
+
+    source_block: BlockShape
+    block: BlockShape
+    scale_suffix: str = "_scale_inv"
+    numerics: str = "reblock/1"
+
+    def outputs(self, ref: TensorRef) -> tuple[tuple[str, str, Shape, Part], ...]:
+        return (
+            (ref.name, "F8_E4M3", ref.shape, "bytes"),
+            (ref.name + self.scale_suffix, "F32", self.block.grid(ref.shape), "scales"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Drop:
     """The tensor is left out, as the recipe declares."""
 
@@ -171,7 +201,13 @@ class Drop:
         return ()
 
 
-Action = Copy | QuantizeBlock | Drop
+Action = Copy | QuantizeBlock | Dequantise | Reblock | Drop
+Conversion = QuantizeBlock | Dequantise | Reblock  # what changes a weight's bytes or their meaning
+ToBlocks = QuantizeBlock | Reblock  # what leaves a weight in block FP8
+FromBlocks = Dequantise | Reblock  # what starts from the parent's block FP8, and so reads its scales
+
+# Names that a block-FP8 weight's scales bear after the weight's own: DeepSeek's and compressed-tensors'.
+SCALE_SUFFIXES = ("_scale_inv", "_scale")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +218,7 @@ class Piece:
     source: TensorRef
     part: Part
     action: Action
+    scales: TensorRef | None = None  # the parent's scales of `source`, where the action reads them
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +228,7 @@ class Assignment:
     source: TensorRef
     family: str
     action: Action
+    scales: TensorRef | None = None  # the parent's scales of `source`, where the action reads them
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +306,7 @@ class Plan:
     config: bytes  # config.json as it will be written
     config_entries: int
     readme: bytes
-    conversions: Mapping[str, tuple[str, QuantizeBlock]]  # weight -> its family and what is done with it
+    conversions: Mapping[str, tuple[str, Conversion]]  # weight -> its family and what is done with it
     dropped: tuple[str, ...]
     carried: tuple[str, ...]
     single: bool

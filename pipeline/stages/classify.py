@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from kernels.block_fp8 import RECIPES
+from pipeline import fp8_source
 from pipeline.errors import PlanError
 from pipeline.globs import GlobSet, fused_instances, nearest
 from pipeline.job import Checkpoint
+from pipeline.profiles import PROFILES
 from pipeline.recipe import Family, Fused, Recipe
-from pipeline.types import Assignment, Parent, QuantizeBlock, TensorRef
+from pipeline.types import Assignment, Dequantise, Drop, Parent, QuantizeBlock, Reblock, TensorRef
 
 _SHOWN = 5  # problems of one kind that are told in full
 _FLOATS = frozenset({"BF16", "F16", "F32"})
@@ -23,16 +26,17 @@ def classify(checkpoint: Checkpoint, headers: Parent) -> tuple[Assignment, ...]:
     """One Assignment a tensor, in the parent's order. Raises PlanError with every problem found."""
     recipe = checkpoint.recipe
     families = {family.name: family for family in recipe.family}
+    suffix = PROFILES[recipe.output.profile].scale_suffix
     owners = _owners(recipe.family, headers)
-    problems = _unmatched_globs(recipe, headers)
+    problems = _unmatched_globs(recipe, headers) + _unknown_numerics(recipe.family)
     assignments = []
     for ref in headers.tensors.values():
         owner = owners[ref.name]
         if len(owner) == 1:
-            assignments.append(Assignment(ref, owner[0], families[owner[0]].deed()))
+            assignments.append(_assigned(ref, families[owner[0]], suffix, headers))
     problems += _capped(_ambiguities(owners), "tensors without exactly one family")
     problems += _counts(recipe.family, assignments)
-    problems += _capped(_unfit(assignments, headers), "tensors that cannot be quantised")
+    problems += _capped(_unfit(assignments, headers), "tensors that cannot be converted")
     problems += _uneven(recipe.fused, {each.source.name: each for each in assignments})
     if problems:
         raise PlanError(problems)
@@ -47,6 +51,21 @@ def _owners(families: Sequence[Family], parent: Parent) -> dict[str, list[str]]:
     return {
         name: list(dict.fromkeys(owner_of[place] for place in globs.matches(name))) for name in parent.tensors
     }
+
+
+def _assigned(ref: TensorRef, family: Family, scale_suffix: str, parent: Parent) -> Assignment:
+    action = family.deed(ref, scale_suffix)
+    reads_scales = isinstance(action, Dequantise | Reblock)
+    scales = fp8_source.scales_of(ref, parent.tensors) if reads_scales else None
+    return Assignment(ref, family.name, action, scales)
+
+
+def _unknown_numerics(families: Sequence[Family]) -> list[str]:
+    return [
+        f"family {family.name!r}: the numerics {family.numerics!r} are not known; they are {', '.join(RECIPES)}"
+        for family in families
+        if family.numerics not in RECIPES
+    ]
 
 
 def _unmatched_globs(recipe: Recipe, parent: Parent) -> list[str]:
@@ -76,7 +95,13 @@ def _ambiguities(owners: Mapping[str, Sequence[str]]) -> Iterable[str]:
 
 
 def _counts(families: Sequence[Family], assignments: Sequence[Assignment]) -> list[str]:
-    found = Counter(each.family for each in assignments)
+    """Families whose number of tensors is another than expected; scales that a conversion consumes don't count."""
+    consuming = {family.name for family in families if family.source_block}
+    found = Counter(
+        each.family
+        for each in assignments
+        if not (each.family in consuming and isinstance(each.action, Drop))
+    )
     return [
         f"family {family.name!r}: expects {family.expect} tensors, the parent has {found[family.name]}; "
         f"correct its globs or its count"
@@ -85,11 +110,15 @@ def _counts(families: Sequence[Family], assignments: Sequence[Assignment]) -> li
     ]
 
 
-def _unfit(assignments: Iterable[Assignment], parent: Parent) -> Iterable[str]:
+def _unfit(assignments: Sequence[Assignment], parent: Parent) -> Iterable[str]:
+    families = {each.source.name: each.family for each in assignments}
     for each in assignments:
-        if isinstance(each.action, QuantizeBlock) and (
-            reason := _why_unfit(each.source, each.action, parent)
-        ):
+        reason = None
+        if isinstance(each.action, QuantizeBlock):
+            reason = _why_unfit(each.source, each.action, parent)
+        elif isinstance(each.action, Dequantise | Reblock):
+            reason = fp8_source.why_unfit(each, families)
+        if reason:
             yield f"{each.source.name} in {each.source.shard}: {reason}"
 
 

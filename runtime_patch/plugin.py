@@ -45,13 +45,13 @@ def check_vllm(chosen: settings.Settings) -> None:
     problems = vllm_problems()
     if not problems:
         return
-    told = "\n  ".join(problems)
+    told = "; ".join(problems)
     if chosen.unchecked:
-        log.warning("shardmill patches a vLLM that was not checked:\n  %s", told)
+        log.warning("shardmill patches a vLLM that was not checked: %s", told)
         return
     raise PatchError(
-        f"shardmill's plugin was checked against vLLM {VLLM} and refuses this one:\n  {told}\n"
-        f"Install vllm=={VLLM}, leave the plugin out (VLLM_PLUGINS=''), or set {settings.UNCHECKED}=1"
+        f"{told}. The plugin was checked against vLLM {VLLM} alone: install vllm=={VLLM}, leave the plugin out "
+        f"(VLLM_PLUGINS=''), or set {settings.UNCHECKED}=1"
     )
 
 

@@ -1,0 +1,37 @@
+"""The commands serve and preflight: the serving side's own, mounted here."""
+
+from __future__ import annotations
+
+import click
+
+from runtime_patch import __main__ as serving
+from runtime_patch import lanes
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("lane")
+@click.option("--model", required=True, help="The checkpoint's folder, or its name on the hub.")
+@click.option(
+    "--print", "only_print", is_flag=True, help="Print the command with a reason for every flag; run nothing."
+)
+@click.argument("extra", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def serve(ctx: click.Context, lane: str, model: str, only_print: bool, extra: tuple[str, ...]) -> None:
+    """Run vLLM with the flags of LANE, a name or a .toml file, after a preflight. EXTRA goes to vLLM and wins.
+
+    Example: shardmill serve everything-512k --model /data/child --print
+    """
+    ctx.exit(serving.run_serve(lane, model, only_print, extra))
+
+
+@click.command()
+@click.option("--model", help="The checkpoint's folder.")
+@click.option("--lane", help=f"A lane's name ({', '.join(lanes.names())}) or file.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+@click.pass_context
+def preflight(ctx: click.Context, model: str | None, lane: str | None, as_json: bool) -> None:
+    """Would this vLLM, with the plugin, serve this checkpoint right? Exit code 1 where it would not.
+
+    Example: shardmill preflight --model /data/child --lane everything-512k
+    """
+    ctx.exit(serving.run_preflight(model, lane, as_json))

@@ -1,0 +1,79 @@
+"""`python -m runtime_patch preflight|serve`: for the serving image, which carries neither click nor the pipeline."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from runtime_patch import lanes, preflight
+from runtime_patch.errors import LaneError
+
+
+def run_preflight(model: str | None, lane_name: str | None, as_json: bool) -> int:
+    """Prints the ledger's table and the findings; 0 where nothing would be served wrong, else 1."""
+    lane, wrong = preflight.lane_of(lane_name)
+    environ = preflight.environment_with(lane)
+    os.environ.update(environ)
+    found = preflight.run(Path(model) if model else None, lane, environ)
+    report = preflight.Report(found.states, (*wrong, *found.findings))
+    if as_json:
+        print(json.dumps({"ok": report.ok, **asdict(report)}))  # noqa: T201
+    else:
+        print("\n".join(_lines(report)))  # noqa: T201
+    return 0 if report.ok else 1
+
+
+def _lines(report: preflight.Report) -> list[str]:
+    wide = max(len(state.patch) for state in report.states)
+    lines = [f"{state.patch:<{wide}}  {state.kind}  {state.state}" for state in report.states]
+    lines += [f"{finding.level}: {finding.subject}: {finding.told}" for finding in report.findings]
+    return [*lines, "preflight: ok" if report.ok else "preflight: refused"]
+
+
+def run_serve(lane_name: str, model: str, only_print: bool, extra: tuple[str, ...]) -> int:
+    """Prints the lane's command with a reason for every flag, or becomes it after a preflight; 1 where it refuses."""
+    try:
+        lane = lanes.load(lane_name)
+    except LaneError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    words = lanes.command(lane, model, extra)
+    if only_print:
+        settings = " ".join(f"{name}={value}" for name, value in lane.environment.items())
+        print("\n".join(f"# {line}" for line in (lane.summary, *lanes.explanation(lane))))  # noqa: T201
+        print(f"{settings} {shlex.join(words)}")  # noqa: T201
+        return 0
+    if run_preflight(model, lane_name, as_json=False) == 0:
+        os.execvpe(words[0], words, preflight.environment_with(lane))
+    return 1
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m runtime_patch")
+    commands = parser.add_subparsers(dest="command", required=True)
+    check = commands.add_parser(
+        "preflight", help="say what the plugin does here and what would be served wrong"
+    )
+    check.add_argument("--model", help="the checkpoint's folder")
+    check.add_argument("--lane", help="a lane's name or file")
+    check.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    serve = commands.add_parser("serve", help="print or run a lane's command")
+    serve.add_argument("lane", help=f"one of {', '.join(lanes.names())}, or a file")
+    serve.add_argument("--model", required=True, help="the checkpoint's folder")
+    serve.add_argument(
+        "--print", action="store_true", dest="only_print", help="print the command, run nothing"
+    )
+    serve.add_argument("extra", nargs="*", help="after --: further arguments for vLLM")
+    given = parser.parse_args(arguments)
+    if given.command == "preflight":
+        return run_preflight(given.model, given.lane, given.json)
+    return run_serve(given.lane, given.model, given.only_print, tuple(given.extra))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

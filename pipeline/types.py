@@ -36,6 +36,8 @@ DTYPE_BITS: Mapping[str, int] = {
     "F8_E5M2": 8,
     "F8_E4M3": 8,
     "F8_E8M0": 8,
+    "F8_E4M3FNUZ": 8,
+    "F8_E5M2FNUZ": 8,
     "I16": 16,
     "U16": 16,
     "F16": 16,
@@ -73,7 +75,10 @@ class TensorRef:
     end: int
 
     def __post_init__(self) -> None:
-        expected = tensor_bytes(self.dtype, self.shape)
+        try:
+            expected = tensor_bytes(self.dtype, self.shape)
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.shard}: {self.name}: {error}") from None
         if self.end - self.begin != expected:
             raise CheckpointError(
                 f"{self.shard}: {self.name}: {self.dtype} {list(self.shape)} takes {expected} bytes, "

@@ -14,6 +14,7 @@ import click
 QUESTIONS: Mapping[str, tuple[str, str]] = {  # question -> (module:command, one line of help)
     "integrity": ("verify.ask_integrity:integrity_command", "Is it whole, and is it what was published?"),
     "lint": ("verify.ask_lint:lint_command", "Does it make sense: scales, names, groups, config?"),
+    "loads": ("verify.ask_loads:loads_command", "Would vLLM load it, and which module takes each tensor?"),
     "accept": ("verify.accept.commands:accept", "Is it as good as its parent, served?"),
     "fit": ("verify.fit.commands:fit", "Does it fit the card, with how much context?"),
 }

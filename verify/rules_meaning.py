@@ -48,4 +48,10 @@ MEANING = (
     ("SM211", "expert-incomplete", E, "An expert lacks a tensor that its siblings have.", "Export it."),
     ("SM214", "exclude-pattern", N, "An exclusion pattern that is too costly or malformed to be judged.",
      "Write it as a glob or as a regular expression without nested repeats."),
+    ("SM301", "loader-refuses", E, "vLLM 0.33.0 refuses the tensors of a module.",
+     "Give the module what its loader takes, correct its entry, or serve with the runtime patch."),
+    ("SM302", "loads-dequantised", N, "vLLM 0.33.0 turns the module's FP8 back into BF16 at load.",
+     "Serve with the runtime patch to keep it in FP8."),
+    ("SM303", "no-home", E, "No module of the model takes this tensor.",
+     "Correct its name; loaders fail on it, or drop it silently."),
 )  # fmt: skip

@@ -19,12 +19,24 @@ def show(report: Report, console: Console) -> None:
     for _, group in groupby(report.worst_first(), key=lambda finding: finding.slug):
         _show_rule(report, list(group), console)
     for name, value in report.facts.items():
-        console.print(f"{escape(name)}: {escape(str(value))}", highlight=False, soft_wrap=True)
+        _show_fact(name, value, console)
     if report.checked:
         console.print(f"checked: {escape(', '.join(report.checked))}", highlight=False, soft_wrap=True)
     for topic, reason in report.not_checked.items():
         console.print(f"not checked: {escape(topic)} ({escape(reason)})", highlight=False, soft_wrap=True)
     console.print(_verdict(report), highlight=False, soft_wrap=True)
+
+
+def _show_fact(name: str, value: object, console: Console) -> None:
+    """A mapping takes a line for each entry."""
+    if isinstance(value, dict):
+        console.print(f"{escape(name)}:", highlight=False)
+        for key, item in value.items():
+            console.print(
+                f"    {escape(printable(str(key)))}: {escape(str(item))}", highlight=False, soft_wrap=True
+            )
+    else:
+        console.print(f"{escape(name)}: {escape(str(value))}", highlight=False, soft_wrap=True)
 
 
 def _show_rule(report: Report, findings: list[Finding], console: Console) -> None:

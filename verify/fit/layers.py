@@ -21,10 +21,14 @@ INDEX_PAGE_STATES = {90: (32, 64), 120: (64,)}  # index entries a page of the pa
 
 def row_bytes(layer: Mla | SparseMla, lane: Lane) -> int:
     """Bytes of one token's latent row. Only sparse layers with an FP8 cache have the packed rows of a rung."""
-    fp8 = lane.kv_dtype.startswith("fp8")
-    if isinstance(layer, SparseMla) and fp8:
+    if isinstance(layer, SparseMla) and _is_fp8(layer, lane):
         return ROW_BYTES[lane.rung]
-    return (layer.rank + layer.rope) * (1 if fp8 else 2)
+    return (layer.rank + layer.rope) * (1 if _is_fp8(layer, lane) else 2)
+
+
+def _is_fp8(layer: Layer, lane: Lane) -> bool:
+    """Whether the cache holds FP8. The sparse kernels of SM120 read nothing else: vLLM turns `auto` into FP8 there."""
+    return lane.kv_dtype.startswith("fp8") or (isinstance(layer, SparseMla) and lane.sm == 120)
 
 
 def state_bytes(layer: Linear, lane: Lane) -> int:
@@ -52,7 +56,7 @@ def plan_layers(shape: Shape, lane: Lane) -> list[LayerCache]:
 
 def token_bytes(layer: Layer, lane: Lane) -> int:
     """Bytes a token that vLLM sizes blocks by. For latent layers it ignores the packed row: rank + rope values."""
-    size = 1 if lane.kv_dtype.startswith("fp8") else 2
+    size = 1 if _is_fp8(layer, lane) else 2
     if isinstance(layer, Mla | SparseMla):
         return (layer.rank + layer.rope) * size
     assert isinstance(layer, Gqa)

@@ -70,7 +70,7 @@ def _leading_zeros(values: Array) -> Array:
 
 def digest_of_rows(rows: Array) -> str:
     """sha256 of u8 rows, in order."""
-    return hashlib.sha256(np.ascontiguousarray(rows)).hexdigest()
+    return hashlib.sha256(np.ascontiguousarray(rows).data).hexdigest()
 
 
 def every_quotient() -> Array:

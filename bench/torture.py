@@ -172,9 +172,8 @@ def _negate_weights(parent: Path) -> None:
 
 def _fill(path: Path, mount: Path) -> None:
     free = shutil.disk_usage(mount).free
-    with path.open("wb") as file:
-        with contextlib.suppress(OSError):
-            os.posix_fallocate(file.fileno(), 0, max(free - 4096, 1))
+    with path.open("wb") as file, contextlib.suppress(OSError):
+        os.posix_fallocate(file.fileno(), 0, max(free - 4096, 1))
 
 
 def signals(bench: Bench, count: int) -> int:

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import subprocess
-import sys
 from dataclasses import asdict
-from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
+from tests.vllm.conftest import Case
 from verify.fit.lane import ROW_BYTES, Lane
 from verify.fit.layers import block_tokens, plan_layers
 from verify.fit.planner import plan_blocks
 from verify.fit.shape import read_shape
-
-if find_spec("vllm") is None:
-    pytest.skip("needs the real vLLM (make vllm-test)", allow_module_level=True)
 
 CASES = 20
 SMALL = {
@@ -137,17 +129,9 @@ def cases() -> list[dict[str, object]]:
 def planned(cases, tmp_path_factory) -> list[dict[str, int]]:
     """The real planner's answers, all from one process."""
     folder = tmp_path_factory.mktemp("fit")
-    job = {
-        "cases": cases,
-        "folder": str(folder),
-        "meeting": str(folder / "meeting"),
-        "out": str(folder / "out.json"),
-    }
-    environment = {**os.environ, "FAKE_CC": "12,0", "FAKE_DEVICE": "meta"}
-    subprocess.run(
-        [sys.executable, "-m", "tests.vllm.fit_probe", json.dumps(job)], check=True, env=environment
-    )
-    report = json.loads(Path(job["out"]).read_text())
+    job = {"cases": cases, "folder": str(folder)}
+    case = Case(job, plugin=False, module="fit_probe", environment={"FAKE_DEVICE": "meta"})
+    report = case.start(folder).report()
     assert isinstance(report, list), report
     return report
 

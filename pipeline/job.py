@@ -69,6 +69,13 @@ class ShardJob:
     worker: Worker
     watch: Watch
     source_data_begin: int  # bytes from the start of the source file to its data
+    inputs: Mapping[str, tuple[Source, int]] = field(
+        default_factory=dict
+    )  # every file that it reads, by shard
+
+    def opened(self, shard: str) -> tuple[Source, int]:
+        """The parent's file `shard`, one of the plan's inputs, and where its data begin."""
+        return self.inputs[shard]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +86,14 @@ class Quantised:
     codes_digest: str
     source_digest: str
     counts: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """An output tensor that was made from the parent's block FP8; its bytes are in the sink."""
+
+    digest: str
+    sources: Mapping[str, str]  # parent tensor that it was made from -> digest
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -28,13 +31,16 @@ from pipeline.types import (
 )
 
 Text = Annotated[str, Field(min_length=1)]
+Side = Annotated[int, Field(ge=1, strict=True)]  # strict: neither "4" nor true is a number
+_HEAD = re.compile(r"\s*(\[\[?)\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?$")  # [table] or [[table]]
+_KEY = re.compile(r"\s*[\"']?([\w-]+)[\"']?\s*=")
 Globs = Annotated[tuple[Text, ...], Field(min_length=1)]
 
 
 class _Table(BaseModel):
-    """A TOML table: unknown keys are refused, values are not coerced."""
+    """A TOML table: unknown keys are refused, and so is text where a number belongs."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def _one_or_many(value: Any) -> Any:
@@ -71,10 +77,10 @@ class Output(_Table):
     """What is written, and at which tensor-parallel sizes it must load."""
 
     profile: Literal["modelopt-mixed", "fp8", "compressed-tensors"] = "modelopt-mixed"
-    tensor_parallel: tuple[Annotated[int, Field(ge=1)], ...] = (1,)
+    tensor_parallel: tuple[Side, ...] = (1,)
 
 
-Block = tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
+Block = tuple[Side, Side]
 
 # action -> the keys that it needs; of `block` and `source_block` it knows no other
 _NEEDS = {
@@ -98,7 +104,7 @@ class Family(_Matching):
     block: Block | None = None
     source_block: Block | None = None  # the parent's
     numerics: str = "amax/1"
-    expect: Annotated[int, Field(ge=0)] | None = None
+    expect: Annotated[int, Field(ge=0, strict=True)] | None = None
     reason: Text | None = None
 
     @model_validator(mode="after")
@@ -158,7 +164,7 @@ class Parallel(_Matching):
 
 
 class StageTable(_Table):
-    """One stage of the DAG: what it needs. Its further keys are its own options."""
+    """One stage of the DAG: what it needs. Its further keys are its own options; pipeline.dag knows which."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     needs: tuple[str, ...] = ()
@@ -196,59 +202,94 @@ class Recipe(_Table):
         return self
 
 
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """Where a table or key of a recipe was written: the file, its text, and the table's place among its like there."""
+
+    path: Path
+    text: str
+    number: int = 0
+
+
 def load(path: Path) -> Recipe:
-    """The recipe at `path`. Raises RecipeError with every problem found, each with its file and line."""
-    table, text = _read(path)
+    """The recipe at `path`, laid over the one that it extends; a family of the same name replaces the other's.
+
+    Raises RecipeError with every problem found, each with its file and line.
+    """
+    table: dict[str, Any] = {}
+    families: dict[Any, tuple[Any, _Origin]] = {}
+    origins: dict[str, _Origin] = {}
+    for layer, origin in reversed(_layers(path, ())):
+        table |= layer
+        origins |= dict.fromkeys(layer, origin)
+        if isinstance(listed := layer.get("family"), list):
+            families |= _by_name(listed, origin)
+            table["family"] = [family for family, _ in families.values()]
     try:
         return Recipe.model_validate(table)
     except ValidationError as error:
-        raise RecipeError([_problem(path, text, fault) for fault in error.errors()]) from None
+        of_families = [origin for _, origin in families.values()]
+        whole = _Origin(path, "")
+        raise RecipeError(
+            [_problem(fault, origins, of_families, whole) for fault in error.errors()]
+        ) from None
 
 
-def _read(path: Path) -> tuple[dict[str, Any], str]:
-    """The TOML at `path` laid over the one it `extends`; a family of the same name replaces the other's."""
+def _layers(path: Path, readers: tuple[Path, ...]) -> list[tuple[dict[str, Any], _Origin]]:
+    """The TOML at `path`, then what it extends. `readers` are the files that lead here."""
+    if path.resolve() in readers:
+        raise RecipeError([f"{path}: extends itself; remove `extends` from one of the files"])
     try:
         text = path.read_text(encoding="utf-8")
         table = tomllib.loads(text)
     except OSError as error:
         raise RecipeError([f"{path}: cannot be read: {error.strerror}; give the recipe with -c"]) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RecipeError([f"{path}: not valid TOML: {error}"]) from None
-    if "extends" not in table:
-        return table, text
-    base, _ = _read(path.parent / str(table.pop("extends")))
-    families = {family.get("name"): family for family in base.get("family", ())}
-    families.update({family.get("name"): family for family in table.pop("family", ())})
-    return {**base, **table, "family": list(families.values())}, text
+    base = table.pop("extends", None)
+    below = _layers(path.parent / str(base), (*readers, path.resolve())) if base is not None else []
+    return [(table, _Origin(path, text)), *below]
 
 
-def _problem(path: Path, text: str, fault: Any) -> str:
+def _by_name(families: list[Any], origin: _Origin) -> dict[Any, tuple[Any, _Origin]]:
+    """Name -> family and its origin. Of two with one name in one file both stay, so that they are told."""
+    found: dict[Any, tuple[Any, _Origin]] = {}
+    for number, family in enumerate(families):
+        name = family.get("name") if isinstance(family, dict) else None
+        key = name if isinstance(name, str) and name not in found else (origin.path, number)
+        found[key] = (family, replace(origin, number=number))
+    return found
+
+
+def _problem(
+    fault: Any, origins: Mapping[str, _Origin], of_families: Sequence[_Origin], whole: _Origin
+) -> str:
     place, message = fault["loc"], str(fault["msg"]).removeprefix("Value error, ")
+    origin = origins.get(place[0], whole) if place else whole
+    written = place
+    if place[:1] == ("family",) and len(place) > 1:
+        origin = of_families[place[1]]
+        written = ("family", origin.number, *place[2:])
     if fault["type"] == "extra_forbidden":
         message = f"the key {place[-1]!r} is not known; remove it or correct its spelling"
     elif fault["type"] == "missing":
-        message = f"the key {place[-1]!r} is missing"
-    line = _line_of(text, place)
-    where = ".".join(str(part) for part in place)
-    return f"{path}{f':{line}' if line else ''}: {where + ': ' if where else ''}{message}"
+        message = f"the key {place[-1]!r} is missing" if isinstance(place[-1], str) else "has too few entries"
+    line = _line_of(origin.text, written)
+    where = ".".join(str(part) for part in written)
+    return f"{origin.path}{f':{line}' if line else ''}: {where + ': ' if where else ''}{message}"
 
 
 def _line_of(text: str, place: tuple[str | int, ...]) -> int | None:
-    """The line (from 1) of the deepest table or key of `place` that can be found in the TOML's text."""
-    lines, at, found = text.splitlines(), 0, None
-    for depth, part in enumerate(place):
-        if isinstance(part, int):
-            head = re.compile(rf"\s*\[\[\s*{re.escape(str(place[depth - 1]))}\s*\]\]")
-            starts = [i for i, line in enumerate(lines) if head.match(line)]
-            if part >= len(starts):
-                return found
-            at = starts[part]
-            found = at + 1
-        else:
-            own = re.compile(
-                rf"\s*(\[+[\w.\s\"-]*\b{re.escape(part)}\s*\]+|[\"']?{re.escape(part)}[\"']?\s*=)"
-            )
-            hit = next((i for i in range(at, len(lines)) if own.match(lines[i])), None)
-            if hit is not None:
-                at, found = hit, hit + 1
-    return found
+    """The line (from 1) of the deepest table or key on the way to `place` that the TOML's text shows."""
+    lines: dict[tuple[str | int, ...], int] = {}
+    table: tuple[str | int, ...] = ()
+    count = Counter[str]()
+    for number, line in enumerate(text.splitlines(), 1):
+        if head := _HEAD.match(line):
+            names = tuple(part.strip(" \t\"'") for part in head[2].split("."))
+            table = (*names, count[head[2]]) if head[1] == "[[" else names
+            count[head[2]] += head[1] == "[["
+            lines.setdefault(table, number)
+        elif key := _KEY.match(line):
+            lines.setdefault((*table, key[1]), number)
+    return next((lines[place[:depth]] for depth in range(len(place), 0, -1) if place[:depth] in lines), None)

@@ -11,14 +11,15 @@ import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from pipeline.dag import arrange
-from pipeline.errors import BuildError
+from pipeline.dag import arrange, unknown_options
+from pipeline.errors import BuildError, RecipeError
 from pipeline.job import Checkpoint, Prepared, Settings, ShardJob, Watch, Worker
 from pipeline.lock import Lock, hold
 from pipeline.manifest.records import Receipt
@@ -31,6 +32,8 @@ from pipeline.stages import STAGES
 from pipeline.stale import Verdict, judge
 from pipeline.types import Parent, Plan, ShardPlan, Stat
 from pipeline.unchanged import world
+
+_PRODUCTS = ("headers", "assignments", "receipts", "index")  # what this room takes from the stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,10 @@ def prepare(recipe: Recipe, folder: Path, lock: Lock | None = None, paranoid: bo
 
     With a `lock` the parent is held to it; `paranoid` hashes its shards for that.
     """
-    dag = arrange({name: table.needs for name, table in recipe.stages.items()}, STAGES)
+    if problems := unknown_options({name: table.options for name, table in recipe.stages.items()}, STAGES):
+        raise RecipeError(problems)
+    needs = {name: table.needs for name, table in recipe.stages.items()}
+    dag = arrange(needs, STAGES, wanted_products=_PRODUCTS)
     checkpoint = Checkpoint(recipe, folder)
     products = dag.run("checkpoint", dag.before_shards(), checkpoint, {})
     parent, assignments = products["headers"], products["assignments"]
@@ -178,14 +184,21 @@ def _resumable(chosen: Sequence[ShardPlan], parent: Parent, store: Store) -> dic
 
 
 @dataclass(frozen=True, slots=True)
+class Input:
+    """A file of the parent that making a shard reads."""
+
+    path: Path
+    stat: Stat
+    data_begin: int
+
+
+@dataclass(frozen=True, slots=True)
 class ShardTask:
     """Everything that making one shard needs; can be sent to another process."""
 
     plan: ShardPlan
     dag_needs: Mapping[str, tuple[str, ...]]
-    source: Path
-    source_stat: Stat
-    source_data_begin: int
+    inputs: tuple[Input, ...]  # as the plan's: the shard's own file first
     out: Path
     settings: Settings
 
@@ -199,10 +212,16 @@ def make_shard(task: ShardTask, watch: Watch) -> Receipt:
     store, dag = Store(task.out), arrange(task.dag_needs, STAGES)
     staged = store.staging / task.plan.file
     staged.unlink(missing_ok=True)
-    with Source(task.source, task.source_stat) as source, Sink(staged, task.plan.header.file_bytes) as sink:
+    with ExitStack() as files:
+        opened = {
+            each.path.name: (files.enter_context(Source(each.path, each.stat)), each.data_begin)
+            for each in task.inputs
+        }
+        sink = files.enter_context(Sink(staged, task.plan.header.file_bytes))
         if task.plan.rewritten:
             sink.reserve()
-        job = ShardJob(task.plan, source, sink, task.settings, worker, watch, task.source_data_begin)
+        source, data_begin = opened[task.plan.inputs[0]]
+        job = ShardJob(task.plan, source, sink, task.settings, worker, watch, data_begin, opened)
         products = dag.run("shard", dag.of_shards(), job, {"assignments": task.plan.pieces})
     receipt: Receipt = products["receipts"]
     store.keep_receipt(receipt)
@@ -217,14 +236,16 @@ def _make(
         return []
     from dask.threaded import get
 
-    headers = {header.shard: header for header in prepared.parent.headers}
+    parent = prepared.parent
+    headers = {header.shard: header for header in parent.headers}
     tasks = {
         shard.file: ShardTask(
             plan=shard,
             dag_needs=prepared.dag.needs,
-            source=prepared.parent.folder / shard.inputs[0],
-            source_stat=prepared.parent.stats[shard.inputs[0]],
-            source_data_begin=headers[shard.inputs[0]].data_begin,
+            inputs=tuple(
+                Input(parent.folder / file, parent.stats[file], headers[file].data_begin)
+                for file in shard.inputs
+            ),
             out=store.out,
             settings=settings,
         )

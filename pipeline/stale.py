@@ -6,7 +6,7 @@ written. What changed its stat is read, and only its bytes decide: a touched fil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,14 +35,17 @@ def judge(
     """One Verdict a shard of the plan. `tell` hears of each file that has to be read to know."""
     headers = {header.shard: header for header in parent.headers}
     return tuple(
-        Verdict(shard.file, _reason(shard, headers[shard.inputs[0]], plan, parent, out, manifest, seen, tell))
+        Verdict(
+            shard.file,
+            _reason(shard, [headers[file] for file in shard.inputs], plan, parent, out, manifest, seen, tell),
+        )
         for shard in plan.shards
     )
 
 
 def _reason(
     shard: ShardPlan,
-    source: Header,
+    sources: Sequence[Header],
     plan: Plan,
     parent: Parent,
     out: Path,
@@ -59,12 +62,13 @@ def _reason(
     output = out / shard.file
     if not output.exists():
         return f"it is missing from {out}"
-    if _stat(seen.parent, shard.inputs[0]) != parent.stats[shard.inputs[0]]:
-        tell(f"reading the parent's {source.shard}: its stat is not the one seen last")
-        found = _digests(parent.folder / source.shard, source)
-        before = {name: manifest.input_digest(shard.file, name) for name in found}
-        if changed := [name for name in found if before[name] not in (found[name], None)]:
-            return f"the parent's {source.shard} changed: {_and_more(changed)}"
+    for source in sources:
+        if _stat(seen.parent, source.shard) != parent.stats[source.shard]:
+            tell(f"reading the parent's {source.shard}: its stat is not the one seen last")
+            found = _digests(parent.folder / source.shard, source)
+            before = {name: manifest.input_digest(shard.file, name) for name in found}
+            if changed := [name for name in found if before[name] not in (found[name], None)]:
+                return f"the parent's {source.shard} changed: {_and_more(changed)}"
     if _stat(seen.output, shard.file) != file_stat(output):
         tell(f"reading {output}: its stat is not the one seen last")
         if output.stat().st_size != shard.header.file_bytes:

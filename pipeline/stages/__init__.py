@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from pipeline.dag import Stage
 from pipeline.stages.classify import classify
+from pipeline.stages.dequantise import dequantise
 from pipeline.stages.index import index
 from pipeline.stages.quantize import quantize
 from pipeline.stages.rewrite import rewrite
@@ -20,8 +21,13 @@ STAGES: Mapping[str, Stage] = {
     "classify": Stage(classify, consumes=("headers",), produces="assignments", scope="checkpoint"),
     "quantize": Stage(quantize, consumes=("assignments",), produces="codes", scope="shard"),
     "scales": Stage(scales, consumes=("codes",), produces="scales", scope="shard"),
+    "dequantise": Stage(dequantise, consumes=("assignments",), produces="values", scope="shard"),
     "rewrite": Stage(
-        rewrite, consumes=("assignments", "codes", "scales"), produces="receipts", scope="shard"
+        rewrite,
+        consumes=("assignments", "codes", "scales"),
+        accepts=("values",),
+        produces="receipts",
+        scope="shard",
     ),
     "index": Stage(index, consumes=("headers", "receipts"), produces="index", scope="checkpoint"),
 }

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from pipeline.container import header_bytes
 from pipeline.errors import BuildError
-from pipeline.job import Quantised, ShardJob
+from pipeline.job import Decoded, Quantised, ShardJob
 from pipeline.manifest.digest import TensorHash, TensorSplitter
 from pipeline.manifest.records import Receipt
 from pipeline.shardio import CHUNK_BYTES
@@ -37,10 +38,18 @@ def rewrite(
     assignments: Sequence[Piece],
     codes: Mapping[str, Quantised],
     scales: Mapping[str, bytes],
+    values: Mapping[str, Decoded] = MappingProxyType({}),
 ) -> Receipt:
     """Fills the sink and returns its Receipt."""
     file_hash = hashlib.sha256() if job.settings.file_digests else _NoHash()
-    digests = (_rewritten if job.plan.rewritten else _passed_on)(job, file_hash, codes, scales)
+    placed = {
+        **{name: quantised.codes_digest for name, quantised in codes.items()},
+        **{name: decoded.digest for name, decoded in values.items()},
+    }
+    digests = _rewritten(job, file_hash, placed, scales) if job.plan.rewritten else _passed_on(job, file_hash)
+    sources = {name: quantised.source_digest for name, quantised in codes.items()}
+    for decoded in values.values():
+        sources.update(decoded.sources)
     return Receipt(
         file=job.plan.file,
         key=job.plan.key,
@@ -48,26 +57,25 @@ def rewrite(
         file_bytes=job.plan.header.file_bytes,
         sha256=file_hash.hexdigest(),
         tensors=digests,
-        sources={name: quantised.source_digest for name, quantised in codes.items()},
+        sources=sources,
         counts={name: quantised.counts for name, quantised in codes.items() if quantised.counts},
     )
 
 
-def _rewritten(
-    job: ShardJob, file_hash: Any, codes: Mapping[str, Quantised], scales: Mapping[str, bytes]
-) -> Digests:
+def _rewritten(job: ShardJob, file_hash: Any, placed: Digests, scales: Mapping[str, bytes]) -> Digests:
+    """`placed`: digests of the tensors whose bytes earlier stages put into the sink."""
     digests: Digests = {}
     head = header_bytes(job.plan.header)
     job.sink.write(head, 0)
     file_hash.update(head)
     for run in _runs(job.plan.pieces):
-        part, name = run[0].part, run[0].ref.name
-        if part == "bytes":
+        name = run[0].ref.name
+        if run[0].part == "bytes":
             digests.update(_copy_run(job, run, file_hash))
-        elif part == "scales":
-            digests[name] = _put(job, run[0], scales[name], file_hash)
+        elif name in placed:
+            digests[name] = _read_back(job, run[0], placed[name], file_hash)
         else:
-            digests[name] = _read_back(job, run[0], codes[name].codes_digest, file_hash)
+            digests[name] = _put(job, run[0], scales[name], file_hash)
     return digests
 
 
@@ -104,7 +112,7 @@ def _put(job: ShardJob, piece: Piece, data: bytes, file_hash: Any) -> str:
 
 
 def _read_back(job: ShardJob, piece: Piece, digest: str, file_hash: Any) -> str:
-    """The digest of codes that `quantize` put in place. They are read again only where the file is hashed."""
+    """The digest of what an earlier stage put in place. It is read again only where the file is hashed."""
     if isinstance(file_hash, _NoHash):
         return digest
     seen, buffer = TensorHash(), job.worker.buffers.get("chunk", CHUNK_BYTES)
@@ -121,9 +129,7 @@ def _read_back(job: ShardJob, piece: Piece, digest: str, file_hash: Any) -> str:
     return digest
 
 
-def _passed_on(
-    job: ShardJob, file_hash: Any, codes: Mapping[str, Quantised], scales: Mapping[str, bytes]
-) -> Digests:
+def _passed_on(job: ShardJob, file_hash: Any) -> Digests:
     """The parent's file, whole: shared extents where asked for and possible, else a copy; hashed in either case."""
     size = job.plan.header.file_bytes
     shared = job.sink.share(job.source, job.settings.passthrough)

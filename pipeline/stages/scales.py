@@ -12,13 +12,14 @@ import numpy as np
 
 from pipeline.errors import BuildError
 from pipeline.job import Quantised, ShardJob
+from pipeline.types import QuantizeBlock
 
 
 def scales(job: ShardJob, codes: Mapping[str, Quantised]) -> dict[str, bytes]:
     """Scale tensor's name -> its F32 little-endian bytes, row by row of blocks."""
     emitted = {}
     for piece in job.plan.pieces:
-        if piece.part == "scales":
+        if piece.part == "scales" and isinstance(piece.action, QuantizeBlock):
             values = codes[piece.source.name].scales
             sane = np.isfinite(values) & (values > 0)
             if not sane.all():

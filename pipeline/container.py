@@ -79,9 +79,8 @@ def parse_header(text: bytes, shard: str) -> Header:
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise CheckpointError(f"{shard}: __metadata__ must map strings to strings")
     refs = [_ref(name, entry, shard) for name, entry in entries.items()]
-    refs.sort(
-        key=lambda ref: (ref.begin, ref.end)
-    )  # stable: empty tensors of one place keep the header's order
+    # Stable: empty tensors that share a place keep the header's order.
+    refs.sort(key=lambda ref: (ref.begin, ref.end))
     digest = hashlib.sha256(text).hexdigest()
     return Header(shard, tuple(refs), metadata, _LENGTH_BYTES + len(text), digest)
 

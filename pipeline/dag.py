@@ -30,6 +30,7 @@ class Stage:
     scope: Scope
     consumes: tuple[str, ...] = ()
     accepts: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()  # keys that its table in the recipe may hold beside `needs`
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +74,24 @@ class Dag:
         return "before" if all(self._side(need) == "before" for need in self.needs[name]) else "after"
 
 
-def arrange(needs: Mapping[str, Iterable[str]], table: Mapping[str, Stage]) -> Dag:
-    """The Dag that a recipe's `needs` give over the known stages. Raises RecipeError with every problem."""
+def unknown_options(options: Mapping[str, Iterable[str]], table: Mapping[str, Stage]) -> list[str]:
+    """Problems: stage -> keys in the recipe that the stage does not know. An unknown stage is arrange's to refuse."""
+    return [
+        f"stages.{name}: the key {option!r} is not known; remove it or correct its spelling"
+        for name, given in options.items()
+        if name in table
+        for option in given
+        if option not in table[name].options
+    ]
+
+
+def arrange(
+    needs: Mapping[str, Iterable[str]], table: Mapping[str, Stage], wanted_products: Iterable[str] = ()
+) -> Dag:
+    """The Dag that a recipe's `needs` give over the known stages. Raises RecipeError with every problem.
+
+    Some stage must make each of `wanted_products`.
+    """
     named = {name: tuple(wanted) for name, wanted in needs.items()}
     problems = [
         f"stage {name!r} is not known; the stages are {', '.join(table)}"
@@ -102,6 +119,12 @@ def arrange(needs: Mapping[str, Iterable[str]], table: Mapping[str, Stage]) -> D
         for name in order
         for product in table[name].consumes
         if product not in {table[need].produces for need in named[name]}
+    ]
+    made = {table[name].produces for name in order}
+    problems += [
+        f"no stage of the recipe makes {product!r}; add {_makers(product, table)} to [stages]"
+        for product in wanted_products
+        if product not in made
     ]
     if problems:
         raise RecipeError(problems)

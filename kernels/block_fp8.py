@@ -20,7 +20,9 @@ from numpy.typing import NDArray
 from kernels.block_fp8_numpy import NumpyRows
 from kernels.block_fp8_scales import amax_scales, ue8m0_scales
 from kernels.block_fp8_tiny import is_tiny, tiny_codes
-from kernels.formats import E4M3_MAX, E4M3_VALUES, F32, U8, U32, bf16_to_f32, nearest_codes
+from kernels.formats import E4M3_MAX, E4M3_VALUES, F32, U8, U16, U32, bf16_to_f32, nearest_codes
+from kernels.recover import recover_scales
+from kernels.recover_numpy import Bounds
 
 Block = tuple[int, int]
 GROUP_BYTES: Final = (
@@ -47,20 +49,33 @@ class Rows(Protocol):
 
     def codes(self, source: NDArray[Any], scales: F32, block: Block, out: U8) -> None: ...
 
+    def lossless(self, source: U16, scales: F32, block: Block) -> NDArray[np.bool_]: ...
+
+    def candidates(self, sample: U16, maxima: U32, c: int, bounds: Bounds) -> F32: ...
+
+
+Choice = Callable[[Rows, NDArray[Any], U32, Block], tuple[F32, dict[str, int]]]
+
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a block's scale is chosen. scales(source, maxima, block) -> scales f32 like maxima, integer counts."""
+    """How a block's scale is chosen: choose(rows, source, maxima, block) -> scales, f32 like maxima, and counts."""
 
     law: str
-    scales: Callable[[NDArray[Any], U32, Block], tuple[F32, dict[str, int]]]
+    choose: Choice
+
+
+def _recovered(rows: Rows, source: NDArray[Any], maxima: U32, block: Block) -> tuple[F32, dict[str, int]]:
+    scales, exact = recover_scales(rows, source, maxima, block)
+    return scales, {"blocks": exact.size, "exact_blocks": int(exact.sum())}
 
 
 RECIPES: Final[dict[str, Recipe]] = {
-    "amax/1": Recipe("scale = amax / 448", lambda source, maxima, block: (amax_scales(maxima), {})),
+    "amax/1": Recipe("amax / 448", lambda rows, source, maxima, block: (amax_scales(maxima), {})),
+    "recover/1": Recipe("the scale it had, where that is proven lossless, else amax / 448", _recovered),
     "ue8m0/1": Recipe(
-        "scale = smallest power of two >= amax / 448",
-        lambda source, maxima, block: (ue8m0_scales(maxima), {}),
+        "the smallest power of two >= amax / 448",
+        lambda rows, source, maxima, block: (ue8m0_scales(maxima), {}),
     ),
 }
 
@@ -87,7 +102,7 @@ class BlockEncoder:
 
     def __init__(self, recipe: str, block: Block, rows: Rows) -> None:
         self.recipe, self.block, self.name = recipe, block, rows.name
-        self._rows, self._scales = rows, RECIPES[recipe].scales
+        self._rows, self._choose = rows, RECIPES[recipe].choose
 
     def encode(self, source: NDArray[Any], codes: U8, scales: F32) -> dict[str, int]:
         """Fill codes u8 [rows, C] and scales f32 [ceil(rows/r), ceil(C/c)] from source [rows, C].
@@ -115,7 +130,7 @@ class BlockEncoder:
         maxima = self._rows.maxima(source, self.block)
         if maxima.max(initial=0) >= _INFINITY_BITS:
             raise _first_non_finite(source, first_row)
-        chosen, counts = self._scales(source, maxima, self.block)
+        chosen, counts = self._choose(self._rows, source, maxima, self.block)
         scales[...] = chosen
         tiny = is_tiny(chosen)
         if not tiny.any():

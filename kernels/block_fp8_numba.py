@@ -12,6 +12,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from kernels.formats import F32, U8, U16, U32
+from kernels.recover_numpy import Bounds
 
 # error_model: a division must be an instruction, not a test for zero and a jump, or nothing is vectorised.
 _compiled = njit(cache=True, nogil=True, error_model="numpy")
@@ -47,6 +48,20 @@ class NumbaRows:
         else:
             _codes_f32(bits, scales, r, c, divisors, out)
 
+    def lossless(self, source: U16, scales: F32, block: tuple[int, int]) -> NDArray[np.bool_]:
+        """Which blocks' codes, times their scale, round to the very BF16 they came from: bool [n, m]."""
+        from kernels.recover_numba import lossless
+
+        same: NDArray[np.bool_] = lossless(source, scales, *block)
+        return same
+
+    def candidates(self, sample: U16, maxima: U32, c: int, bounds: Bounds) -> F32:
+        """See recover.candidates."""
+        from kernels.recover_numba import candidates
+
+        found: F32 = candidates(sample, maxima, c, *bounds)
+        return found
+
     def _bits(self, source: NDArray[Any]) -> NDArray[Any]:
         """BF16 and f32 as the integers they are; f16, which numba cannot compute with, as bits of f32."""
         if source.dtype != np.float16:
@@ -59,19 +74,26 @@ class NumbaRows:
 
 
 @_compiled
+def anchor_of(quotient: Any) -> Any:
+    """The f32 that rounds a quotient as E4M3 does when added; see block_fp8_numpy.round_to_e4m3."""
+    exponent = np.uint32(
+        max(np.uint32(np.float32(quotient).view(np.uint32) >> np.uint32(23)), np.uint32(121))
+    )
+    return np.uint32(exponent * np.uint32((1 << 23) + 8) + np.uint32((20 << 23) - 8 * 121)).view(np.float32)
+
+
+@_compiled
 def _code(magnitude: Any, divisor: Any, sign: Any) -> Any:
-    """E4M3 code of magnitude / divisor (f32), with sign 0 or 0x80; see block_fp8_numpy.round_to_e4m3."""
+    """E4M3 code of magnitude / divisor (f32), with sign 0 or 0x80."""
     quotient = np.float32(magnitude / divisor)
-    exponent = np.uint32(max(np.uint32(quotient.view(np.uint32) >> np.uint32(23)), np.uint32(121)))
-    anchor = np.uint32(exponent * np.uint32((1 << 23) + 8) + np.uint32((20 << 23) - 8 * 121))
-    return np.uint8(np.float32(quotient + anchor.view(np.float32)).view(np.uint32)) | sign
+    return np.uint8(np.float32(quotient + anchor_of(quotient)).view(np.uint32)) | sign
 
 
 @_compiled
 def _codes_bf16(source: U16, scales: F32, r: int, c: int, divisors: F32, out: U8) -> None:
     for i in range(source.shape[0]):
         if i % r == 0:
-            _spread(scales[i // r], c, divisors)
+            spread(scales[i // r], c, divisors)
         for j in range(source.shape[1]):
             magnitude = np.uint32(np.uint32(source[i, j] & np.uint16(0x7FFF)) << np.uint32(16)).view(
                 np.float32
@@ -83,7 +105,7 @@ def _codes_bf16(source: U16, scales: F32, r: int, c: int, divisors: F32, out: U8
 def _codes_f32(source: U32, scales: F32, r: int, c: int, divisors: F32, out: U8) -> None:
     for i in range(source.shape[0]):
         if i % r == 0:
-            _spread(scales[i // r], c, divisors)
+            spread(scales[i // r], c, divisors)
         for j in range(source.shape[1]):
             magnitude = np.uint32(source[i, j] & np.uint32(0x7FFFFFFF)).view(np.float32)
             out[i, j] = _code(
@@ -92,7 +114,8 @@ def _codes_f32(source: U32, scales: F32, r: int, c: int, divisors: F32, out: U8)
 
 
 @_compiled
-def _spread(scale_row: F32, c: int, divisors: F32) -> None:
+def spread(scale_row: F32, c: int, divisors: F32) -> None:
+    """divisors f32 [C] = each block's scale, c times."""
     for k in range(scale_row.size):
         divisors[k * c : (k + 1) * c] = scale_row[k]
 

@@ -8,13 +8,16 @@ Only max, IEEE division and rounding to nearest even occur, the last two on norm
 bytes depend neither on the processor nor on its flush-to-zero flags, nor on how rows are grouped.
 """
 
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.formats import F32, U8, U32
+from kernels.formats import F32, U8, U16, U32
+from kernels.recover_numpy import Bounds, candidates
 
+Block = tuple[int, int]
 CHUNK_ELEMENTS: Final = 32_768  # 128 KiB of f32: the buffers of a chunk stay in a core's second-level cache
 
 # Operands are arrays, [1] or 0-d: numpy converts a scalar anew at every call.
@@ -28,6 +31,10 @@ _BF16_SHIFT: Final = np.array(16, np.uint32)
 _BF16_MAGNITUDE: Final = np.array(0x7FFF, np.uint16)
 _F32_MAGNITUDE: Final = np.array(0x7FFFFFFF, np.uint32)
 _SIGN: Final = np.array(0x80, np.uint8)
+_LAST_BIT: Final = np.array(1, np.uint32)
+_BELOW_HALF: Final = np.array(
+    0x7FFF, np.uint32
+)  # with the last kept bit, rounds f32 bits to BF16, ties to even
 
 
 class NumpyRows:
@@ -37,29 +44,47 @@ class NumpyRows:
 
     def __init__(self) -> None:
         self._chunk = Chunk(CHUNK_ELEMENTS)
+        self._differ: U8 = np.empty(0, np.uint8)
 
-    def maxima(self, source: NDArray[Any], block: tuple[int, int]) -> U32:
+    def maxima(self, source: NDArray[Any], block: Block) -> U32:
         """Largest magnitude of each block as f32 bits: u32 [ceil(rows/r), ceil(C/c)].
 
         A block that holds NaN or Inf yields at least the bits of infinity, 0x7F800000.
         """
-        r, c = block
-        rows, C = source.shape
-        unsigned = source.view(np.uint16 if source.itemsize == 2 else np.uint32)
-        whole = rows // r * r
-        columns = [_column_maxima(unsigned[:whole].reshape(-1, r, C))]
-        if whole < rows:
-            columns.append(_column_maxima(unsigned[None, whole:]))
-        per_block = np.maximum.reduceat(np.concatenate(columns), np.arange(0, C, c), axis=1)
-        return _magnitude_bits_f32(per_block, source.dtype)
+        bits = _over_blocks(source.view(f"u{source.itemsize}"), block, _column_maxima)
+        return _magnitude_bits_f32(bits, source.dtype)
 
-    def codes(self, source: NDArray[Any], scales: F32, block: tuple[int, int], out: U8) -> None:
+    def codes(self, source: NDArray[Any], scales: F32, block: Block, out: U8) -> None:
         """out[i, j] = E4M3 code of source[i, j] / scales[i // r, j // c], sign kept, zeros included.
 
         source [rows, C] u16 (BF16 bits), f16 or f32; scales f32 [ceil(rows/r), ceil(C/c)]; out u8 [rows, C].
         Every quotient must stay below 464, where E4M3 ends, and every scale must be at least
-        block_fp8.SMALLEST_ROW_SCALE, so that quotients that matter are normal numbers.
+        block_fp8_tiny.SMALLEST_ROW_SCALE, so that quotients that matter are normal numbers.
         """
+        for rows in self._chunks(source, scales, block):
+            self._chunk.codes(source[rows].reshape(-1), out[rows].reshape(-1))
+
+    def lossless(self, source: U16, scales: F32, block: Block) -> NDArray[np.bool_]:
+        """Which blocks' codes, times their scale, round to the very BF16 they came from: bool [n, m].
+
+        source [rows, C] u16, scales f32 [n, m]; the terms of `codes` hold.
+        """
+        if self._differ.size < source.size:
+            self._differ = np.empty(source.size, np.uint8)
+        differ = self._differ[: source.size].reshape(source.shape)
+        for rows in self._chunks(source, scales, block):
+            self._chunk.differ(source[rows].reshape(-1), differ[rows].reshape(-1))
+        same: NDArray[np.bool_] = (
+            _over_blocks(differ, block, lambda rows: np.maximum.reduce(rows, axis=1)) == 0
+        )
+        return same
+
+    def candidates(self, sample: U16, maxima: U32, c: int, bounds: Bounds) -> F32:
+        """See recover.candidates."""
+        return candidates(sample, maxima, c, bounds)
+
+    def _chunks(self, source: NDArray[Any], scales: F32, block: Block) -> Iterator[slice]:
+        """Runs of whole rows that fill the chunk's buffers, each after its divisors are in place."""
         r, c = block
         rows, C = source.shape
         chunk_rows = max(1, CHUNK_ELEMENTS // C)
@@ -71,7 +96,7 @@ class NumpyRows:
             chunk = slice(begin, min(begin + chunk_rows, rows))
             divisors = self._chunk.divisors[: source[chunk].size]
             np.take(scale_rows, block_row[chunk], axis=0, out=divisors.reshape(-1, C), mode="clip")
-            self._chunk.codes(source[chunk].reshape(-1), out[chunk].reshape(-1))
+            yield chunk
 
 
 class Chunk:
@@ -89,22 +114,51 @@ class Chunk:
     def codes(self, source: NDArray[Any], out: U8) -> None:
         """out u8 [n] = E4M3 code of source [n] / divisors[:n], sign kept."""
         n = source.size
-        magnitudes, anchors, signs = self._magnitudes[:n], self._anchors[:n], self._signs[:n]
-        shifted = self._shifted[:n] if source.itemsize == 4 else self._shifted.view(np.uint16)[:n]
-        load_magnitudes(source, magnitudes, shifted)
-        quotients = magnitudes.view(np.float32)
-        np.divide(quotients, self.divisors[:n], out=quotients)
-        round_to_e4m3(quotients, anchors, self._floor[:n], out)
+        signs, shifted = self._signs[:n], self._scratch(source)
+        quotients = self._quotients(source)
+        round_to_e4m3(quotients, self._anchors[:n], self._floor[:n])
+        np.copyto(out, quotients.view(np.uint32), casting="unsafe")
         np.right_shift(source.view(shifted.dtype), shifted.dtype.type(8 * source.itemsize - 8), out=shifted)
         np.copyto(signs, shifted, casting="unsafe")
         np.bitwise_and(signs, _SIGN, out=signs)
         np.bitwise_or(out, signs, out=out)
 
+    def differ(self, source: U16, out: U8) -> None:
+        """out u8 [n] = 1 where the BF16 nearest to code * divisors[:n] is not the source [n], else 0."""
+        n = source.size
+        values, anchors, shifted = self._quotients(source), self._anchors[:n], self._scratch(source)
+        bits = values.view(np.uint32)
+        round_to_e4m3(values, anchors, self._floor[:n])
+        np.subtract(
+            values, anchors.view(np.float32), out=values
+        )  # what the code stands for: the anchor is exact
+        np.multiply(values, self.divisors[:n], out=values)
+        np.right_shift(bits, _BF16_SHIFT, out=anchors)
+        np.bitwise_and(anchors, _LAST_BIT, out=anchors)
+        np.add(bits, anchors, out=bits)
+        np.add(bits, _BELOW_HALF, out=bits)
+        np.right_shift(bits, _BF16_SHIFT, out=bits)
+        np.bitwise_and(source, _BF16_MAGNITUDE, out=shifted)
+        np.not_equal(bits, shifted, out=out.view(np.bool_))
 
-def round_to_e4m3(magnitudes: F32, anchors: U32, floor: U32, out: U8) -> None:
-    """out = E4M3 code, nearest and ties to even, of magnitudes f32 in [0, 464), which are overwritten.
+    def _quotients(self, source: NDArray[Any]) -> F32:
+        """|source| / divisors, f32 [n], in the buffer of magnitudes."""
+        magnitudes = self._magnitudes[: source.size]
+        load_magnitudes(source, magnitudes, self._scratch(source))
+        quotients = magnitudes.view(np.float32)
+        np.divide(quotients, self.divisors[: source.size], out=quotients)
+        return quotients
 
-    All are [n]; anchors is scratch; floor holds the exponent field of 2^-6, 121.
+    def _scratch(self, source: NDArray[Any]) -> NDArray[Any]:
+        """Room for unsigned integers of the source's item size, [n]."""
+        return self._shifted.view(np.uint16 if source.itemsize == 2 else np.uint32)[: source.size]
+
+
+def round_to_e4m3(magnitudes: F32, anchors: U32, floor: U32) -> None:
+    """Adds to magnitudes f32 [n] in [0, 464) their anchors, so that the lowest byte of each sum is its E4M3 code.
+
+    The code is the nearest, ties to even. anchors u32 [n] is filled with f32 bits; floor u32 [n] holds 121, the
+    exponent field of 2^-6. Sum less anchor is the code's value.
 
     E4M3 steps by 2^(e-3) between 2^e and 2^(e+1), and by 2^-9 below 2^-6. An f32 of 2^(e+20) steps by just
     that; so adding this anchor rounds the magnitude as E4M3 does, in hardware, and leaves the mantissa in the
@@ -117,7 +171,6 @@ def round_to_e4m3(magnitudes: F32, anchors: U32, floor: U32, out: U8) -> None:
     np.multiply(anchors, _EXPONENT_AND_CODE, out=anchors)
     np.add(anchors, _ANCHOR, out=anchors)
     np.add(magnitudes, anchors.view(np.float32), out=magnitudes)
-    np.copyto(out, bits, casting="unsafe")
 
 
 def load_magnitudes(source: NDArray[Any], out: U32, scratch: NDArray[Any]) -> None:
@@ -131,6 +184,19 @@ def load_magnitudes(source: NDArray[Any], out: U32, scratch: NDArray[Any]) -> No
         np.copyto(out.view(np.float32), source)
         source = out.view(np.float32)
     np.bitwise_and(source.view(np.uint32), _F32_MAGNITUDE, out=out)
+
+
+def _over_blocks(
+    matrix: NDArray[Any], block: Block, over_rows: Callable[[NDArray[Any]], Any]
+) -> NDArray[Any]:
+    """Maxima over blocks: [rows, C] -> [n, m]. over_rows takes [k, r, C] to [k, C]."""
+    r, c = block
+    rows, C = matrix.shape
+    whole = rows // r * r
+    columns = [over_rows(matrix[:whole].reshape(-1, r, C))]
+    if whole < rows:
+        columns.append(over_rows(matrix[None, whole:]))
+    return np.maximum.reduceat(np.concatenate(columns), np.arange(0, C, c), axis=1)
 
 
 def _column_maxima(unsigned: NDArray[Any]) -> NDArray[Any]:
@@ -156,7 +222,7 @@ def _magnitude_bits_f32(bits: NDArray[Any], dtype: np.dtype[Any]) -> U32:
 
 def e4m3_codes(magnitudes: F32) -> U8:
     """E4M3 codes, nearest and ties to even, of magnitudes f32 [n] in [0, 464): u8 [n]."""
-    out = np.empty(magnitudes.size, np.uint8)
-    floor = np.repeat(_LOWEST_EXPONENT, magnitudes.size)
-    round_to_e4m3(magnitudes.copy(), np.empty_like(floor), floor, out)
-    return out
+    sums = magnitudes.copy()
+    floor = np.repeat(_LOWEST_EXPONENT, sums.size)
+    round_to_e4m3(sums, np.empty_like(floor), floor)
+    return sums.view(np.uint32).astype(np.uint8)

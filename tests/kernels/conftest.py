@@ -12,8 +12,8 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from kernels.block_fp8 import encoder, grid
-from kernels.formats import bf16_to_f32
+from kernels.block_fp8 import decode, encoder, grid
+from kernels.formats import bf16_to_f32, f32_to_bf16
 
 FINITE_BF16 = np.array([bits for bits in range(1 << 16) if bits & 0x7F80 != 0x7F80], dtype=np.uint16)
 
@@ -52,6 +52,12 @@ def bell(seed: int, *shape: int, unit: float = 2.0**-22):
         (pairs & 0xFFFF).sum(axis=0, dtype=np.int64) + (pairs >> 16).sum(axis=0, dtype=np.int64) - 2 * 65535
     )
     return ((np.float32(unit) * sums.astype(np.float32)).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+
+
+def native_copy(seed: int, block, rows: int, C: int):
+    """BF16 bits of a bell-shaped matrix that went through amax/1 once, as natively FP8 models publish copies."""
+    codes, scales, _ = encode("amax/1", bell(seed, rows, C), block, "numpy")
+    return f32_to_bf16(decode(codes, scales, block))
 
 
 def assert_same_bits(expected, got, what: str) -> None:

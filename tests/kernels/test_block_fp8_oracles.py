@@ -6,26 +6,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from kernels.block_fp8 import decode, grid
+from kernels.block_fp8 import grid
 from kernels.block_fp8_numpy import e4m3_codes
-from tests.kernels.conftest import as_f32, assert_same_bits, bell, encode, words
+from tests.kernels.conftest import assert_same_bits, bell, encode, native_copy, words
 
 SOURCES = {
     "bell": lambda: bell(11, 300, 420),
     "any exponent": lambda: np.where(
         words(12, 300, 420) & 0x4000, 0x3000, words(12, 300, 420) & 0xBFFF
     ).astype(np.uint16),
-    "native fp8 copy": lambda: native_copy(),
+    "native fp8 copy": lambda: native_copy(13, (128, 128), 300, 420),
 }
-
-
-def native_copy():
-    """BF16 copy of codes times scales by [128, 128], as the base model publishes."""
-    codes = (words(13, 300, 420) & 0xFF).astype(np.uint8)
-    codes[codes & 0x7F == 0x7F] = 0
-    scales = bell(14, 3, 4) & 0x7FFF
-    copy = decode(codes, as_f32(scales.astype(np.uint16)), (128, 128))
-    return (copy.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
 
 
 def tiles(torch, matrix, block):

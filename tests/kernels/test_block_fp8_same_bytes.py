@@ -18,19 +18,20 @@ from hypothesis import strategies as st
 
 import kernels.block_fp8 as block_fp8
 from kernels.block_fp8 import RECIPES, encoder, grid
-from tests.kernels.conftest import assert_same_bits, bell, encode, subnormals_flushed, words
+from tests.kernels.conftest import assert_same_bits, bell, encode, native_copy, subnormals_flushed, words
 
 GOLDEN = Path(__file__).parent / "golden" / "block_fp8.json"
 BLOCKS = [(128, 128), (32, 32), (5, 3)]
 
 
 def mixed(rows: int = 390, C: int = 300):
-    """BF16 bits with ordinary, tiny, subnormal and zero blocks side by side."""
+    """BF16 bits with ordinary, tiny, subnormal, once-FP8 and zero blocks side by side."""
     source = bell(21, rows, C)
     source[:, 60:130] = words(22, rows, 70) & 0x83FF  # below 2^-118
     source[:, 130:180] = words(23, rows, 50) & 0x807F  # subnormal
     source[:, 180:230] = words(26, rows, 50) & 0x80FF  # below 2^-125, but for an amax whose scale is normal
     source[::3, 180:230:5] = 0x0700 + 2 * np.arange(0, rows, 3)[:, None]  # from 2^-113 to 2^-107
+    source[:, 256:] = native_copy(27, (32, 32), rows, C)[:, 256:]
     source[100:140, :] = words(24, 40, C) & 0x8000  # zeros of both signs
     return source
 

@@ -1,0 +1,132 @@
+"""`recover/1`: the scale that a block had before it was decoded to BF16, so that nothing is lost again.
+
+Some parents carry BF16 copies of weights that were block FP8 once: w = bf16(code * s). Rounding moved amax, so
+amax / 448 is no longer s, and every code that is right is multiplied by a scale that is wrong. But s can be had:
+
+- A code is m * 2^k with m in 8..15 (E4M3's subnormal codes are doublings of such numbers), and BF16 rounds alike
+  at every power of two. So a block that is such a copy has at most eight different BF16 mantissas. That alone
+  tells fresh weights apart, at a glance.
+- Guess which code the largest magnitude came from. Its power of two is free: doubling every code and halving s
+  gives the same weights, so the largest such code is as good as any. Eight guesses cover all, 448 the first.
+- The guess gives s within a BF16 rounding, 2^-9, which is finer than the steps of E4M3: so every mantissa's m is
+  known, and with it the interval of the s that m * s could have been rounded from. s lies in all of them.
+- Take a power of two if the intersection holds one (UE8M0 scales; a runtime that rounds scales so then loses
+  nothing), else its middle as f32. Then decode the block and compare: a block is called exact only if every
+  bit of it is the parent's. All others get `amax/1`.
+
+A block of zeros is exact. Blocks so tiny that their scale is below 2^-116, and sources that are not BF16, are not
+tried.
+"""
+
+from functools import cache
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels.block_fp8_scales import amax_scales
+from kernels.block_fp8_tiny import is_tiny
+from kernels.formats import F32, U16, U32
+from kernels.recover_numpy import Bounds
+
+Block = tuple[int, int]
+Flags = NDArray[np.bool_]
+
+TOP_CODES: Final = (448, 416, 384, 352, 320, 288, 256, 240)
+"""For each m of 8..15 the largest E4M3 value with it, the likeliest first."""
+
+SAMPLE_ELEMENTS: Final = 128
+"""Elements of a block whose mantissas are looked up first; blocks that this misleads are looked through whole."""
+
+
+class Rows(Protocol):
+    """The part of block_fp8.Rows that is needed here."""
+
+    def candidates(self, sample: U16, maxima: U32, c: int, bounds: Bounds) -> F32: ...
+
+    def lossless(self, source: U16, scales: F32, block: Block) -> Flags: ...
+
+
+def share_exact(source: NDArray[Any], block: Block) -> tuple[int, int]:
+    """How many blocks a strip [rows, C] has, and how many of them are exact. Raises block_fp8.NonFinite."""
+    from kernels.block_fp8 import encoder, grid
+
+    codes, scales = np.empty(source.shape, np.uint8), np.empty(grid(source.shape, block), np.float32)
+    counts = encoder("recover/1", block).encode(source, codes, scales)
+    return counts["blocks"], counts["exact_blocks"]
+
+
+def recover_scales(rows: Rows, source: NDArray[Any], maxima: U32, block: Block) -> tuple[F32, Flags]:
+    """Scales f32 and which of them are proven exact, both [ceil(rows/r), ceil(C/c)] as maxima is.
+
+    source: [rows, C], of finite numbers; maxima: u32, f32 bits of each block's amax.
+    """
+    scales = amax_scales(maxima)
+    if source.dtype != np.uint16:
+        return scales, np.zeros(scales.shape, np.bool_)
+    exact = maxima == 0
+    sampled = candidates(rows, _sample(source, block), maxima, block[1])  # [n, m, 8]
+    hopeful = ~np.isnan(sampled).all(axis=2)
+    if not hopeful.any():
+        return scales, exact
+    trial = np.where(hopeful, _first(sampled), np.where(is_tiny(scales), np.float32(1), scales))
+    proven = hopeful & rows.lossless(source, trial, block)
+    scales[proven] = trial[proven]
+    exact |= proven
+    for i, j in np.argwhere(hopeful & ~proven):
+        r, c = block
+        whole = np.ascontiguousarray(source[i * r : (i + 1) * r, j * c : (j + 1) * c])
+        scales[i, j], exact[i, j] = _recover_block(rows, whole, maxima[i, j], scales[i, j])
+    return scales, exact
+
+
+def _recover_block(
+    rows: Rows, source: U16, maximum: np.uint32, otherwise: np.float32
+) -> tuple[np.float32, bool]:
+    """One block [r, c], all of its elements looked at: the first candidate that is exact, or the other scale."""
+    grid_of_one = np.full((1, 1), maximum, np.uint32)
+    for scale in candidates(rows, source[None], grid_of_one, source.shape[1])[0, 0]:
+        if not np.isnan(scale) and rows.lossless(source, np.full((1, 1), scale), source.shape)[0, 0]:
+            return scale, True
+    return otherwise, False
+
+
+def candidates(rows: Rows, sample: U16, maxima: U32, c: int) -> F32:
+    """Scales that explain a sample's mantissas, one for each of TOP_CODES: f32 [n, m, 8], NaN where none does.
+
+    sample: u16 [n, k, C], some rows of each row of blocks; maxima: u32 [n, m].
+    """
+    found = rows.candidates(sample, maxima, c, intervals())
+    found[is_tiny(found)] = np.nan
+    return found
+
+
+@cache
+def intervals() -> Bounds:
+    """Lower and upper bounds of s / 2^E, f64 [128, 8, 128] by amax's mantissa, top code, and another mantissa.
+
+    amax = (128 + its mantissa) * 2^E. A number 128 + mu stands for the reals from mu - 1/2 to mu + 1/2, but at
+    a power of two the lower neighbour is but half as far. m may come out as 16, which is 8 one octave higher.
+    """
+    amax = np.arange(128, 256, dtype=np.float64)[:, None, None]
+    other = np.arange(128, 256, dtype=np.float64)[None, None, :]
+    guess = amax / np.array(TOP_CODES, dtype=np.float64)[None, :, None]
+    fraction, exponent = np.frexp(other / guess)  # fraction in [1/2, 1), so that m = fraction * 16 in [8, 16)
+    code = np.ldexp(np.rint(fraction * 16), exponent - 4)
+    below = np.where(other == 128, 0.25, 0.5)
+    return (other - below) / code, (other + 0.5) / code
+
+
+def _sample(source: U16, block: Block) -> U16:
+    """Some rows of each row of blocks, its first and its last among them: u16 [n, k, C]."""
+    begins = np.arange(0, len(source), block[0])
+    heights = np.minimum(block[0], len(source) - begins)
+    sample_rows = max(2, -(-SAMPLE_ELEMENTS // block[1]))
+    steps = np.arange(sample_rows) / (sample_rows - 1)
+    return source[begins[:, None] + np.rint((heights[:, None] - 1) * steps).astype(np.int64)]
+
+
+def _first(found: F32) -> F32:
+    """The first of the candidates [n, m, 8] that is a number: f32 [n, m]."""
+    index = (~np.isnan(found)).argmax(axis=2)
+    return np.take_along_axis(found, index[:, :, None], axis=2)[:, :, 0]

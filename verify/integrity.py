@@ -98,10 +98,19 @@ def _manifest_faults(checkpoint: Checkpoint, manifest: Manifest) -> Iterator[Fin
     yield from _conversion_faults(checkpoint, manifest)
 
 
+_DEQUANTISED = "dequantise/1"  # the record of codes that became BF16
+
+
 def _conversion_faults(checkpoint: Checkpoint, manifest: Manifest) -> Iterator[Finding]:
     for name, conversion in manifest.conversions.items():
-        weight, scale = checkpoint.tensors.get(name), checkpoint.tensors.get(f"{name}_scale_inv")
-        if weight is None or scale is None:
+        weight = checkpoint.tensors.get(name)
+        names = (f"{name}_scale_inv", f"{name}_scale")  # DeepSeek's and compressed-tensors'
+        scale = next((checkpoint.tensors[own] for own in names if own in checkpoint.tensors), None)
+        if conversion.recipe == _DEQUANTISED:
+            if weight is None or weight.dtype != "BF16" or scale is not None:
+                got = f"{weight}, {scale}"
+                yield Finding("conversion-record", MANIFEST, name, "a BF16 weight without scales", got)
+        elif weight is None or scale is None:
             yield Finding(
                 "conversion-record", MANIFEST, name, "the weight and its weight_scale_inv", "not both"
             )

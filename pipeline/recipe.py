@@ -195,6 +195,17 @@ class Recipe(_Table):
     alias: tuple[Alias, ...] = ()
 
     @model_validator(mode="after")
+    def _decoded(self) -> Recipe:
+        decoding = [family.name for family in self.family if family.source_block]
+        rewrite = self.stages.get("rewrite")
+        if decoding and rewrite and "dequantise" not in rewrite.needs:
+            raise ValueError(
+                f"family {decoding[0]!r} starts from the parent's FP8: [stages] must have dequantise = "
+                f'{{ needs = ["classify"] }}, and rewrite must need it'
+            )
+        return self
+
+    @model_validator(mode="after")
     def _distinct(self) -> Recipe:
         names = [family.name for family in self.family]
         if twice := sorted({name for name in names if names.count(name) > 1}):

@@ -37,6 +37,7 @@ def classify(checkpoint: Checkpoint, headers: Parent) -> tuple[Assignment, ...]:
     problems += _capped(_ambiguities(owners), "tensors without exactly one family")
     problems += _counts(recipe.family, assignments)
     problems += _capped(_unfit(assignments, headers), "tensors that cannot be converted")
+    problems += _capped(_orphans(families, assignments), "scales that would be consumed")
     problems += _uneven(recipe.fused, {each.source.name: each for each in assignments})
     if problems:
         raise PlanError(problems)
@@ -120,6 +121,15 @@ def _unfit(assignments: Sequence[Assignment], parent: Parent) -> Iterable[str]:
             reason = fp8_source.why_unfit(each, families)
         if reason:
             yield f"{each.source.name} in {each.source.shard}: {reason}"
+
+
+def _orphans(families: Mapping[str, Family], assignments: Sequence[Assignment]) -> Iterable[str]:
+    """Scales in a family that consumes them, whose weight is elsewhere and would be left bare."""
+    read = {each.scales.name for each in assignments if each.scales}
+    for each in assignments:
+        name = each.source.name
+        if isinstance(each.action, Drop) and families[each.family].source_block and name not in read:
+            yield f"{name}: would be consumed by the family {each.family!r}, which does not hold its weight"
 
 
 def _why_unfit(ref: TensorRef, action: QuantizeBlock, parent: Parent) -> str | None:

@@ -53,6 +53,12 @@ def run_serve(lane_name: str, model: str, only_print: bool, extra: tuple[str, ..
     return 1
 
 
+def _split(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Our own arguments, and vLLM's behind the first `--`."""
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    return arguments[:at], tuple(arguments[at + 1 :])
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m runtime_patch")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -68,11 +74,12 @@ def main(arguments: list[str] | None = None) -> int:
     serve.add_argument(
         "--print", action="store_true", dest="only_print", help="print the command, run nothing"
     )
-    serve.add_argument("extra", nargs="*", help="after --: further arguments for vLLM")
-    given = parser.parse_args(arguments)
+    serve.epilog = "Arguments after -- go to vLLM and win."
+    own, extra = _split(sys.argv[1:] if arguments is None else arguments)
+    given = parser.parse_args(own)
     if given.command == "preflight":
         return run_preflight(given.model, given.lane, given.json)
-    return run_serve(given.lane, given.model, given.only_print, tuple(given.extra))
+    return run_serve(given.lane, given.model, given.only_print, extra)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ them, and [128,128] weights keep their f32 scales where the card's DeepGEMM kern
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,8 +22,7 @@ from vllm.platforms import current_platform
 
 from runtime_patch.block_kernel import BlockGemmKernel
 from runtime_patch.errors import PatchError
-
-Loader = Callable[..., None]
+from runtime_patch.lm_head import lm_head_loader
 
 
 @register_weight_loader_v2_supported_method
@@ -84,28 +82,3 @@ def forced_kernel(block: int, is_blackwell: bool, power_of_two_scales: bool) -> 
 def blackwell() -> bool:
     """Whether the card's DeepGEMM kernels multiply by UE8M0 scale bytes (SM100 and SM120)."""
     return bool(current_platform.has_device_capability(100))
-
-
-def lm_head_loader(layer: ParallelLMHead, block: int, load_rows: Loader) -> Loader:
-    """A loader for both parameters of an FP8 lm_head: codes by vLLM's own row loader, scales by block rows.
-
-    vLLM's loader requires every parameter to have one row a word of the vocabulary. The scales have one row a
-    block of words: this rank's are those of its first word onwards. Rows of padding scale by 1.
-    """
-
-    def load(param: torch.nn.Parameter, loaded: torch.Tensor) -> None:
-        if param.dtype != torch.float32:
-            load_rows(param, loaded)
-            return
-        begin = layer.shard_indices.org_vocab_start_index
-        end = layer.shard_indices.org_vocab_end_index
-        if begin % block:
-            raise PatchError(
-                f"lm_head: this rank's rows begin at {begin}, which is no multiple of the block of {block}; "
-                "choose a tensor-parallel size whose share of the vocabulary is whole blocks"
-            )
-        rows = -(-end // block) - begin // block
-        param.data[:rows].copy_(loaded.narrow(0, begin // block, rows))
-        param.data[rows:].fill_(1.0)
-
-    return load

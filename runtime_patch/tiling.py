@@ -44,6 +44,7 @@ def row_bytes(pools: int, selected: int) -> int:
 
 def plan(rows: int, requests: int, selected: int, page: int, budget_bytes: int) -> Tiling:
     """The tiling of `rows` query rows over `requests` requests within the budget. The context takes no part.
+    Rows are cut evenly.
 
     `page` is the number of pools of a cache page: a tile begins at a page. Raises PatchError where the budget
     does not hold a single row.
@@ -56,4 +57,5 @@ def plan(rows: int, requests: int, selected: int, page: int, budget_bytes: int) 
         raise PatchError(
             f"VLLM_KVQ_INDEXER_MIB: {budget_bytes} bytes hold no tile of {requests} requests; at least {least} needed"
         )
-    return Tiling(min(rows, fitting), pools, requests, selected)
+    parts = -(-rows // fitting)
+    return Tiling(-(-rows // parts), pools, requests, selected)

@@ -11,9 +11,7 @@ from runtime_patch import lanes
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("lane")
 @click.option("--model", required=True, help="The checkpoint's folder, or its name on the hub.")
-@click.option(
-    "--print", "only_print", is_flag=True, help="Print the command with a reason for every flag; run nothing."
-)
+@click.option("--print", "only_print", is_flag=True, help="Print the command, with a reason for every flag.")
 @click.argument("extra", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def serve(ctx: click.Context, lane: str, model: str, only_print: bool, extra: tuple[str, ...]) -> None:

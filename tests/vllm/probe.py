@@ -22,6 +22,8 @@ from tests.vllm.expected import expected
 def engine_config(job):
     from vllm.engine.arg_utils import EngineArgs
 
+    if job.get("view") == "unquantised":
+        job["engine"] = {"hf_overrides": {"quantization_config": None}} | job.get("engine", {})
     arguments = {
         "model": job["checkpoint"],
         "skip_tokenizer_init": True,
@@ -85,6 +87,21 @@ class Checkpoint:
         return ((name, self.read(name)) for name in self.where)
 
 
+class Unquantised(Checkpoint):
+    """The same checkpoint as if its experts had never been packed: each byte of a pair of codes as two numbers."""
+
+    def __init__(self, folder, stack):
+        super().__init__(folder, stack)
+        extra = (".weight_scale", ".weight_scale_2", ".input_scale")
+        self.where = {name: file for name, file in self.where.items() if not name.endswith(extra)}
+
+    def read(self, name):
+        tensor = super().read(name)
+        if tensor.dtype != torch.uint8:
+            return tensor
+        return torch.stack([tensor & 15, tensor >> 4], -1).flatten(1).to(torch.bfloat16) / 64
+
+
 def load(model, checkpoint, job):
     """Loads, then compares each parameter's bytes with the checkpoint's share of this rank."""
     parameters = dict(model.named_parameters())
@@ -143,7 +160,8 @@ def look(job):
     config = engine_config(job)
     with set_current_vllm_config(config), ExitStack() as stack:
         start_world(job)
-        checkpoint = Checkpoint(job["checkpoint"], stack)
+        view = Unquantised if job.get("view") == "unquantised" else Checkpoint
+        checkpoint = view(job["checkpoint"], stack)
         for part in job.get("parts", ["main"]):
             part_config, model_config = draft_of(config) if part == "draft" else (config, None)
             with set_current_vllm_config(part_config):

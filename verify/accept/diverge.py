@@ -1,0 +1,46 @@
+"""Greedy chains of two servers: after the first token that differs everything differs, so this is never a gate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+
+from verify.accept.measure import generated_ids
+from verify.accept.runs import Row, Run
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """Greedy chains of two runs: where they part, and how sure the baseline was there. Never a gate."""
+
+    chains: int
+    identical: int
+    median_index: float | None
+    margins: tuple[float, ...]
+
+
+def diverge(base: Run, test: Run) -> Divergence | None:
+    """Where greedy chains part, and the baseline's margin there between its first and second choice."""
+    indices, margins, chains = [], [], 0
+    for row in base.of("greedy", "before"):
+        other = test.rows.get(row.id)
+        if other is None or not row.ok or not other.ok:
+            continue
+        chains += 1
+        mine, theirs = generated_ids(row), generated_ids(other)
+        index = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), None)
+        if index is not None:
+            indices.append(index)
+            margins.append(_margin(row, index))
+    if not chains:
+        return None
+    known = tuple(m for m in margins if m is not None)
+    return Divergence(chains, chains - len(indices), median(indices) if indices else None, known)
+
+
+def _margin(row: Row, index: int) -> float | None:
+    tops = (((row.answer or {})["choices"][0].get("logprobs") or {}).get("top_logprobs") or [])[
+        index : index + 1
+    ]
+    values = sorted((tops[0] or {}).values(), reverse=True) if tops else []
+    return values[0] - values[1] if len(values) > 1 else None

@@ -1,0 +1,125 @@
+"""Who answered: server, version, flags, checkpoint, rung, image. Every run and every row carries it.
+
+Results bind to the checkpoint's manifest digest, so that a changed checkpoint makes them stale.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from verify.accept.client import Client, UnreachableError, samples
+from verify.accept.protocol import digest_of
+
+MANIFEST = "shardmill.manifest.json"
+CACHE_FLAGS = (
+    "cache_dtype",
+    "enable_prefix_caching",
+    "kv_cache_memory_bytes",
+    "block_size",
+    "mamba_cache_mode",
+)
+
+
+class IdentityError(ValueError):
+    """A server or a checkpoint does not say who it is, or is another one. The message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """`flags` are those given by hand and those that the server's metrics show. `speculation`: a draft is on."""
+
+    model: str
+    version: str
+    max_model_len: int
+    flags: Mapping[str, str]
+    speculation: bool
+    checkpoint: str
+    rung: str
+    image: str
+
+    @property
+    def digest(self) -> str:
+        return digest_of(asdict(self))
+
+    def differences(self, other: Identity) -> list[str]:
+        """What is not the same, for people."""
+        mine, theirs = asdict(self), asdict(other)
+        return [f"{key}: {mine[key]!r} against {theirs[key]!r}" for key in mine if mine[key] != theirs[key]]
+
+
+def ask_identity(
+    client: Client,
+    *,
+    checkpoint: str = "",
+    rung: str = "",
+    image: str = "",
+    flags: Mapping[str, str] | None = None,
+) -> Identity:
+    """Ask a server who it is. Raises IdentityError where it is no OpenAI-compatible one."""
+    try:
+        models = json.loads(client.get("/v1/models"))["data"]
+        first = models[0]
+        model, limit = str(first["id"]), int(first.get("max_model_len") or 0)
+    except UnreachableError as error:
+        raise IdentityError(f"{error}; is the server up, and is this its address without /v1?") from None
+    except (ValueError, KeyError, IndexError, TypeError):
+        raise IdentityError(
+            f"{client.url}/v1/models: no list of models; is it an OpenAI-compatible server?"
+        ) from None
+    page = client.get_or_none("/metrics") or ""
+    return Identity(
+        model=model,
+        version=_version(client),
+        max_model_len=limit,
+        flags=dict(sorted({**_cache_flags(page), **(flags or {})}.items())),
+        speculation="spec_decode_num_drafts" in page,
+        checkpoint=checkpoint,
+        rung=rung,
+        image=image,
+    )
+
+
+def _version(client: Client) -> str:
+    text = client.get_or_none("/version")
+    try:
+        return str(json.loads(text)["version"]) if text else "unknown"
+    except (ValueError, KeyError, TypeError):
+        return "unknown"
+
+
+def _cache_flags(page: str) -> dict[str, str]:
+    info = next((s.labels for s in samples(page) if s.name == "vllm:cache_config_info"), {})
+    return {name: info[name] for name in CACHE_FLAGS if name in info}
+
+
+def checkpoint_digest(folder: Path) -> str:
+    """The manifest's own digest, or without a manifest one of config, index and file sizes. Raises IdentityError."""
+    if not folder.is_dir():
+        raise IdentityError(f"{folder}: no such folder")
+    manifest = folder / MANIFEST
+    if manifest.is_file():
+        try:
+            return f"manifest:{json.loads(manifest.read_bytes())['self']}"
+        except (ValueError, KeyError, TypeError):
+            raise IdentityError(f"{manifest}: not a manifest with a digest of itself") from None
+    names = ("config.json", "model.safetensors.index.json")
+    texts = {
+        n: hashlib.sha256((folder / n).read_bytes()).hexdigest() for n in names if (folder / n).is_file()
+    }
+    sizes = {path.name: path.stat().st_size for path in sorted(folder.glob("*.safetensors"))}
+    if not sizes:
+        raise IdentityError(f"{folder}: neither {MANIFEST} nor .safetensors files")
+    return f"files:{digest_of({'texts': texts, 'sizes': sizes})}"
+
+
+def parse_identity(value: Mapping[str, Any]) -> Identity:
+    """An identity from a run's JSON. Raises IdentityError."""
+    try:
+        return Identity(**value)
+    except TypeError as error:
+        raise IdentityError(f"this run's identity cannot be read: {error}") from None

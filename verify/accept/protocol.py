@@ -1,0 +1,191 @@
+"""A protocol: everything that is asked, as data. Texts become token ids once (`freeze`), so that both sides of a
+comparison, and every later one, see the same tokens whatever their tokenizers or templates do.
+
+Two protocols ship: `default`, and `published`, the frame of the published card with its figures (its documents were
+not published).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from verify.accept.gates import Gate
+
+SHIPPED = Path(__file__).parent / "protocols"
+TOP_K_MAX = 20  # what vLLM answers without a flag of its own
+
+
+class ProtocolError(ValueError):
+    """A protocol cannot be used. The message names the file, the key, what was expected and found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A text to score, or its token ids where they are frozen already."""
+
+    id: str
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """Teacher-forced scoring: windows of at most `window_tokens`, the first `skip_tokens` of each unscored."""
+
+    top_k: int = 20
+    window_tokens: int = 2048
+    skip_tokens: int = 16
+    confident: float = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Probes:
+    """What is asked besides scoring; a probe with no prompts, rounds or lengths is left out."""
+
+    greedy_prompts: tuple[str, ...] = ()
+    greedy_tokens: int = 256
+    unicode_prompts: tuple[str, ...] = ()
+    unicode_tokens: int = 256
+    filler: str = ""
+    repetition_contexts: tuple[int, ...] = ()
+    repetition_prompt: str = ""
+    repetition_tokens: int = 2912
+    needle_lengths: tuple[int, ...] = ()
+    needle_depths: tuple[float, ...] = (0.1, 0.5, 0.9)
+    needle_sentence: str = ""
+    needle_question: str = ""
+    needle_salt: str = "1"
+    needle_tokens: int = 48
+    arithmetic_question: str = ""
+    arithmetic_answer: str = ""
+    vision_pictures: int = 0
+    vision_images_max: int = 1
+    speed_rounds: int = 0
+    speed_warm_up: int = 1
+    speed_tokens: int = 256
+    speed_concurrency: tuple[int, ...] = (1, 4)
+    soak_prompts: int = 0
+    soak_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A published figure, to be printed beside its interval: `hits` of `n`."""
+
+    name: str
+    hits: int
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """A protocol read from TOML. `digest` covers the whole file's meaning."""
+
+    name: str
+    summary: str
+    seed: int
+    scoring: Scoring
+    documents: tuple[Document, ...]
+    probes: Probes
+    gates: tuple[Gate, ...]
+    published: tuple[Published, ...]
+    digest: str
+
+    def texts(self) -> Iterator[str]:
+        """Every text that must become token ids before anything is asked."""
+        yield from (document.text for document in self.documents if not document.token_ids)
+        probes = self.probes
+        yield from (*probes.greedy_prompts, *probes.unicode_prompts)
+        yield from (t for t in (probes.filler, probes.repetition_prompt, probes.needle_question) if t)
+        yield from needle_texts(probes)
+
+
+def needle_texts(probes: Probes) -> list[str]:
+    """One sentence to hide for each depth; the salt makes its number, so that no run can know another's."""
+    if not probes.needle_sentence:
+        return []
+    return [
+        probes.needle_sentence.format(number=needle_number(probes, i))
+        for i in range(len(probes.needle_depths))
+    ]
+
+
+def needle_number(probes: Probes, index: int) -> int:
+    """The seven-digit number hidden at a depth."""
+    digest = hashlib.sha256(f"{probes.needle_salt}/{index}".encode()).digest()
+    return 1_000_000 + int.from_bytes(digest[:4], "big") % 9_000_000
+
+
+def read_protocol(name: str) -> Protocol:
+    """A shipped protocol by name, or one from a path. Raises ProtocolError."""
+    path = SHIPPED / f"{name}.toml" if "/" not in name and not name.endswith(".toml") else Path(name)
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        known = ", ".join(sorted(p.stem for p in SHIPPED.glob("*.toml")))
+        raise ProtocolError(
+            f"{name}: no such protocol; shipped are {known}; or give the path of a .toml"
+        ) from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ProtocolError(f"{path}: cannot be read as TOML: {error}") from None
+    return parse_protocol(str(path), data)
+
+
+def parse_protocol(where: str, data: Mapping[str, Any]) -> Protocol:
+    """A protocol from parsed TOML; unknown keys are refused."""
+    known = {"name", "summary", "seed", "scoring", "documents", "probes", "gates", "published"}
+    unknown = sorted(set(data) - known)
+    if unknown:
+        raise ProtocolError(
+            f"{where}: {unknown[0]!r} is not a key of a protocol; known are {', '.join(sorted(known))}"
+        )
+    scoring = _record(where, "scoring", Scoring, data.get("scoring", {}))
+    if not 1 <= scoring.top_k <= TOP_K_MAX:
+        raise ProtocolError(f"{where}: scoring.top_k must be 1 to {TOP_K_MAX}, got {scoring.top_k}")
+    if scoring.window_tokens <= scoring.skip_tokens + 1:
+        raise ProtocolError(f"{where}: scoring.window_tokens must exceed skip_tokens + 1")
+    return Protocol(
+        name=str(data.get("name", where)),
+        summary=str(data.get("summary", "")),
+        seed=int(data.get("seed", 0)),
+        scoring=scoring,
+        documents=tuple(_record(where, "documents", Document, d) for d in data.get("documents", ())),
+        probes=_record(where, "probes", Probes, data.get("probes", {})),
+        gates=tuple(_gate(where, g) for g in data.get("gates", ())),
+        published=tuple(_record(where, "published", Published, p) for p in data.get("published", ())),
+        digest=digest_of(data),
+    )
+
+
+def _gate(where: str, table: Mapping[str, Any]) -> Gate:
+    gate: Gate = _record(where, "gates", Gate, table)
+    if (gate.at_least is None) == (gate.at_most is None):
+        raise ProtocolError(f"{where}: gate {gate.metric!r} needs one of at_least and at_most")
+    return gate
+
+
+def _record(where: str, key: str, kind: type[Any], table: Any) -> Any:
+    """A dataclass from a table; lists become tuples; a key that it has not is refused."""
+    if not isinstance(table, Mapping):
+        raise ProtocolError(f"{where}: {key} must be a table, got {table!r}")
+    unknown = sorted(set(table) - {field.name for field in fields(kind)})
+    if unknown:
+        raise ProtocolError(f"{where}: {key}.{unknown[0]} is not known")
+    try:
+        return kind(
+            **{name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
+        )
+    except TypeError as error:
+        raise ProtocolError(f"{where}: {key}: {error}") from None
+
+
+def digest_of(value: Any) -> str:
+    """sha256 of canonical JSON."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, default=list)
+    return hashlib.sha256(text.encode()).hexdigest()

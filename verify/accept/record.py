@@ -1,0 +1,155 @@
+"""Ask a server everything that a protocol holds, and keep what it says."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from verify.accept.client import Client, Reply
+from verify.accept.identity import Identity
+from verify.accept.items import Item
+from verify.accept.runs import Row, Run, add_notes, append_row, read_run, request_digest
+from verify.accept.score import read_positions
+from verify.accept.speculation import acceptance
+from verify.accept.watermark import Watermark
+
+KEPT: tuple[str, ...] = ("choices", "usage")
+
+
+def fault_of(item: Item, reply: Reply) -> tuple[str | None, str]:
+    """How an answer fails although it came: empty, or truncated. A refused extra picture is the right answer."""
+    if item.kind == "vision_limit":
+        refused = reply.failure == "http 4xx"
+        return (None, "refused") if refused else (reply.failure, reply.detail)
+    if reply.body is None:
+        return reply.failure, reply.detail
+    choices = reply.body.get("choices") or []
+    if not choices:
+        return "empty", "no choices"
+    if item.kind == "score":
+        return _score_fault(item, choices[0])
+    generated = int((reply.body.get("usage") or {}).get("completion_tokens") or 0)
+    if generated == 0:
+        return "empty", "no tokens were generated"
+    answers = item.kind in ("arithmetic", "vision") and not item.facts.get("blind")
+    if answers and choices[0].get("finish_reason") == "length":
+        return "truncated", "the answer ran into the token limit"
+    if item.kind == "speed" and generated != item.body["max_tokens"]:
+        return "truncated", f"{generated} of {item.body['max_tokens']} tokens"
+    return None, ""
+
+
+def _score_fault(item: Item, choice: dict[str, Any]) -> tuple[str | None, str]:
+    entries = choice.get("prompt_logprobs")
+    if not isinstance(entries, list):
+        return "empty", "no prompt_logprobs: this server cannot score prompts"
+    try:
+        read_positions(item.body["prompt"], entries, 0)
+    except (ValueError, KeyError, TypeError) as error:
+        return "truncated", str(error)
+    return None, ""
+
+
+def keep(item: Item, identity: str, reply: Reply) -> Row:
+    """The row of a reply: of the body only what is judged later."""
+    failure, detail = fault_of(item, reply)
+    answer: dict[str, Any] | None = None
+    if reply.body is not None:
+        answer = {key: reply.body[key] for key in KEPT if key in reply.body}
+    return Row(
+        item.id,
+        item.kind,
+        request_digest(item),
+        identity,
+        answer,
+        failure,
+        detail,
+        reply.attempts,
+        reply.seconds,
+    )
+
+
+@dataclass(slots=True)
+class Recorder:
+    """One recording: asks what is not yet answered, batch by batch; `tell` is called before each request."""
+
+    client: Client
+    identity: Identity
+    folder: Path
+    tell: Callable[[Item, int, int], None] = lambda item, done, total: None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def record(self, items: Sequence[Item]) -> Run:
+        """Ask every item that has no good row for the very same request; failures are asked again."""
+        done = read_run(self.folder).rows
+        wanted = [item for item in items if not _answered(item, done)]
+        asked = 0
+        for at_once, group in groupby(wanted, key=lambda item: int(item.facts.get("at_once", 1))):
+            batch = list(group)
+            for i in range(0, len(batch), at_once):
+                self.tell(batch[i], asked, len(wanted))
+                self._ask(batch[i : i + at_once], at_once)
+                asked += len(batch[i : i + at_once])
+        return read_run(self.folder)
+
+    def _ask(self, batch: Sequence[Item], at_once: int) -> None:
+        """One request, or `at_once` copies of it together for the throughput."""
+        if at_once == 1:
+            for item in batch:
+                self._one(item)
+            return
+        with ThreadPoolExecutor(at_once) as pool:
+            for item in batch:
+                begin = time.monotonic()
+                replies = list(pool.map(lambda _, item=item: self._reply(item), range(at_once)))
+                self._keep(item, _together(replies, time.monotonic() - begin))
+
+    def _one(self, item: Item) -> None:
+        self._keep(item, self._reply(item))
+
+    def _reply(self, item: Item) -> Reply:
+        if item.too_long:
+            return Reply(None, "skipped", item.too_long, 0, 0.0)
+        return self.client.ask(item.path, {"model": self.identity.model, **item.body})
+
+    def _keep(self, item: Item, reply: Reply) -> None:
+        with self.lock:
+            append_row(self.folder, keep(item, self.identity.digest, reply))
+
+
+def _answered(item: Item, rows: Any) -> bool:
+    row = rows.get(item.id)
+    return row is not None and row.ok and row.request == request_digest(item)
+
+
+def _together(replies: Sequence[Reply], seconds: float) -> Reply:
+    """Several replies as one: the first failure if any, else all tokens over the whole time."""
+    failed = next((reply for reply in replies if reply.failure), None)
+    if failed:
+        return failed
+    tokens = sum(int((reply.body or {}).get("usage", {}).get("completion_tokens") or 0) for reply in replies)
+    body = {
+        **(replies[0].body or {}),
+        "usage": {"completion_tokens": tokens // len(replies), "all_tokens": tokens},
+    }
+    return Reply(body, None, "", max(reply.attempts for reply in replies), seconds)
+
+
+def record_all(recorder: Recorder, items: Sequence[Item]) -> Run:
+    """Record, with the draft's counters before and after and the memory watermark around everything."""
+    before = acceptance(recorder.client)
+    with Watermark() as watermark:
+        recorder.record(items)
+    after = acceptance(recorder.client)
+    gained = {key: value - before.get(key, 0.0) for key, value in after.items()}
+    if any(gained.values()):
+        add_notes(recorder.folder, acceptance=gained)
+    if watermark.mib is not None:
+        add_notes(recorder.folder, least_free_mib=watermark.mib)
+    return read_run(recorder.folder)

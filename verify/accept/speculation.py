@@ -1,0 +1,63 @@
+"""Speculative decoding: its acceptance from the server's counters, and the proof that scoring may trust it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from verify.accept.client import Client, samples
+from verify.accept.identity import Identity
+from verify.accept.items import Item
+from verify.accept.runs import Run, RunError
+
+DRAFTS = "spec_decode_num_drafts"
+ACCEPTED = "spec_decode_num_accepted_tokens_per_pos"
+PROVEN_ITEMS = 3
+
+
+class SpeculationError(RunError):
+    """Prompt log probabilities are not to be trusted while a draft is on, unless that is shown first."""
+
+
+def acceptance(client: Client) -> dict[str, float]:
+    """Counters of speculative decoding: drafts, and accepted tokens by position."""
+    found: dict[str, float] = {}
+    for sample in samples(client.get_or_none("/metrics") or ""):
+        if DRAFTS in sample.name and sample.name.endswith("_total"):
+            found["drafts"] = found.get("drafts", 0.0) + sample.value
+        elif ACCEPTED in sample.name and sample.name.endswith("_total"):
+            key = f"position {sample.labels.get('position', '?')}"
+            found[key] = found.get(key, 0.0) + sample.value
+    return found
+
+
+def check_speculation(client: Client, identity: Identity, items: Sequence[Item], proof: Run | None) -> None:
+    """Scoring needs speculation off, or a run with it off whose first documents come out bit for bit the same.
+
+    Raises SpeculationError otherwise. The same server but for its draft must have made the proof.
+    """
+    if not identity.speculation:
+        return
+    scores = [item for item in items if item.kind == "score"][:PROVEN_ITEMS]
+    if not scores:
+        return
+    if proof is None:
+        raise SpeculationError(
+            "this server has speculative decoding on, which has corrupted prompt log probabilities before: "
+            "score with it off, or pass --equal-to RUN, a run of the same server with it off"
+        )
+    if proof.identity.speculation or proof.identity.checkpoint != identity.checkpoint:
+        raise SpeculationError(
+            f"{proof.folder}: no proof: it must be of the same checkpoint with speculation off"
+        )
+    for item in scores:
+        row, reply = (
+            proof.rows.get(item.id),
+            client.ask(item.path, {"model": identity.model, **item.body}),
+        )
+        if row is None or not row.ok or not row.answer or reply.body is None:
+            raise SpeculationError(f"{item.id}: cannot be compared with {proof.folder}")
+        mine, theirs = (a["choices"][0]["prompt_logprobs"] for a in (reply.body, row.answer))
+        if mine != theirs:
+            raise SpeculationError(
+                f"{item.id}: prompt log probabilities change with speculation on; score with it off"
+            )

@@ -10,7 +10,7 @@ STOCK = {
     "kda": "KeyError: 'layers.0.self_attn.in_proj_qkvbfg_a.weight_scale_inv'",
     "mlp": "KeyError: 'layers.0.mlp.",
     "lm_head": "ValueError: There is no module or parameter named 'lm_head.weight_scale_inv'",
-    "vision": "AttributeError: 'QKVParallelLinear' object has no attribute 'data'",
+    "vision": "ValueError: There is no module or parameter named 'blocks.0.attn",
     "mla": None,
     "o_proj": None,
 }

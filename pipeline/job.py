@@ -34,6 +34,9 @@ class Settings:
     file_digests: bool = True  # sha256 of every output file
     passthrough: Passthrough = "copy"
     paranoid: bool = False  # believe no stat, hash everything again
+    scheduler: str | None = (
+        None  # address of a dask.distributed scheduler; threads of this process without one
+    )
 
 
 @dataclass

@@ -1,36 +1,32 @@
 """The build: which shards are stale, making them, and publishing the whole.
 
-Effects live here, at the rim. dask schedules one task a shard over a pool of pinned threads; it never names
-anything, and results are folded in the order of the plan, so no schedule can change a byte.
+Effects live here, at the rim. Shards are made in whatever order a scheduler likes; their receipts are folded in the
+order of the plan, so no schedule can change a byte.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from pipeline.dag import arrange, unknown_options
 from pipeline.errors import BuildError, RecipeError
-from pipeline.job import Checkpoint, Prepared, Settings, ShardJob, Watch, Worker
+from pipeline.job import Checkpoint, Prepared, Settings, Watch
 from pipeline.lock import Lock, hold
+from pipeline.make import Input, ShardTask
 from pipeline.manifest.records import Receipt
 from pipeline.manifest.store import Seen, Store
 from pipeline.plan import make_plan
 from pipeline.publish import publish
 from pipeline.recipe import Recipe
-from pipeline.shardio import Sink, Source
+from pipeline.schedule import in_threads, on_cluster
 from pipeline.stages import STAGES
 from pipeline.stale import Verdict, judge
-from pipeline.types import Parent, Plan, ShardPlan, Stat
+from pipeline.types import Parent, Plan, ShardPlan
 from pipeline.unchanged import world
 
 _PRODUCTS = ("headers", "assignments", "receipts", "index")  # what this room takes from the stages
@@ -125,7 +121,7 @@ def _build(
     store.start(parent.stats)
     todo = [shard for shard in chosen if shard.file not in finished]
     _refuse_full_disk(todo, store.out)
-    begin(sum(shard.header.file_bytes for shard in plan.shards if shard in todo))
+    begin(sum(input_bytes(parent, shard) for shard in todo))
     made = _make(todo, prepared, store, settings, watch)
     receipts = {**finished, **{receipt.file: receipt for receipt in made}}
     written = publish(prepared, store, settings, manifest, receipts)
@@ -135,7 +131,7 @@ def _build(
         made=tuple(stale.values()),
         resumed=tuple(finished),
         files_written=tuple(written),
-        bytes_read=sum(prepared_size(parent, shard) for shard in todo),
+        bytes_read=sum(input_bytes(parent, shard) for shard in todo),
         kernel=_kernel_name(settings, bool(plan.conversions)),
     )
 
@@ -145,7 +141,7 @@ def _remember_world(prepared: Prepared, store: Store, settings: Settings) -> Non
     store.remember(replace(store.seen(), world=world(recipe, folder, store, settings, prepared.lock)))
 
 
-def prepared_size(parent: Parent, shard: ShardPlan) -> int:
+def input_bytes(parent: Parent, shard: ShardPlan) -> int:
     """Bytes of the parent's files that making `shard` reads."""
     return sum(parent.stats[file][0] for file in shard.inputs)
 
@@ -183,59 +179,12 @@ def _resumable(chosen: Sequence[ShardPlan], parent: Parent, store: Store) -> dic
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Input:
-    """A file of the parent that making a shard reads."""
-
-    path: Path
-    stat: Stat
-    data_begin: int
-
-
-@dataclass(frozen=True, slots=True)
-class ShardTask:
-    """Everything that making one shard needs; can be sent to another process."""
-
-    plan: ShardPlan
-    dag_needs: Mapping[str, tuple[str, ...]]
-    inputs: tuple[Input, ...]  # as the plan's: the shard's own file first
-    out: Path
-    settings: Settings
-
-
-_local = threading.local()
-
-
-def make_shard(task: ShardTask, watch: Watch) -> Receipt:
-    """Runs the shard stages of the DAG over one shard; its file and receipt are on the disk when this returns."""
-    worker: Worker = _local.__dict__.setdefault("worker", Worker())
-    store, dag = Store(task.out), arrange(task.dag_needs, STAGES)
-    staged = store.staging / task.plan.file
-    staged.unlink(missing_ok=True)
-    with ExitStack() as files:
-        opened = {
-            each.path.name: (files.enter_context(Source(each.path, each.stat)), each.data_begin)
-            for each in task.inputs
-        }
-        sink = files.enter_context(Sink(staged, task.plan.header.file_bytes))
-        if task.plan.rewritten:
-            sink.reserve()
-        source, data_begin = opened[task.plan.inputs[0]]
-        job = ShardJob(task.plan, source, sink, task.settings, worker, watch, data_begin, opened)
-        products = dag.run("shard", dag.of_shards(), job, {"assignments": task.plan.pieces})
-    receipt: Receipt = products["receipts"]
-    store.keep_receipt(receipt)
-    return receipt
-
-
 def _make(
     todo: Sequence[ShardPlan], prepared: Prepared, store: Store, settings: Settings, watch: Watch
 ) -> Sequence[Receipt]:
-    """The receipts of `todo`, in its order; made largest first over a pool of pinned threads."""
+    """The receipts of `todo`, in its order; the largest shards are begun first."""
     if not todo:
         return []
-    from dask.threaded import get
-
     parent = prepared.parent
     headers = {header.shard: header for header in parent.headers}
     tasks = {
@@ -252,25 +201,12 @@ def _make(
         for shard in todo
     }
     largest_first = sorted(tasks, key=lambda file: (-tasks[file].plan.header.file_bytes, file))
-    rank = {file: f"{place:06d}" for place, file in enumerate(largest_first)}
-    graph = {rank[file]: (make_shard, tasks[file], watch) for file in tasks}
-    pool = ThreadPoolExecutor(settings.workers, initializer=_pin, initargs=(count(), settings.workers))
-    try:
-        receipts: Sequence[Receipt] = get(graph, [rank[shard.file] for shard in todo], pool=pool)
-        pool.shutdown()
-        return receipts
-    except BaseException as error:
-        # A signal must not wait for a worker that is in an fsync; what it leaves is swept by the next build.
-        watch.stop.set()
-        pool.shutdown(wait=isinstance(error, Exception), cancel_futures=True)
-        raise
-
-
-def _pin(places: count[int], workers: int) -> None:
-    """Gives each worker a core of its own: some schedulers pack unpinned threads onto one."""
-    cores = sorted(os.sched_getaffinity(0))
-    if workers <= len(cores):
-        os.sched_setaffinity(0, {cores[next(places) % len(cores)]})
+    ordered = {file: tasks[file] for file in largest_first}
+    if settings.scheduler:
+        made = on_cluster(ordered, settings.scheduler, watch)
+    else:
+        made = in_threads(ordered, settings.workers, watch)
+    return [made[shard.file] for shard in todo]
 
 
 def _kernel_name(settings: Settings, used: bool) -> str:

@@ -80,6 +80,9 @@ def plan(config: Path, parent: Path, out: Path | None, as_json: bool) -> None:
 )
 @click.option("--sha256/--no-sha256", default=True, show_default=True, help="Hash every output file.")
 @click.option("--expect-key", help="Refuse to build any plan but the one with this key (see plan --json).")
+@click.option(
+    "--scheduler", help="Address of a dask.distributed scheduler, e.g. tcp://host:8786; default: threads."
+)
 @paranoid_option
 @json_option
 def build(
@@ -91,6 +94,7 @@ def build(
     passthrough: Any,
     sha256: bool,
     expect_key: str | None,
+    scheduler: str | None,
     paranoid: bool,
     as_json: bool,
 ) -> None:
@@ -100,7 +104,7 @@ def build(
     """
     started = time.monotonic()
     recipe, lock = recipes.load(config), load_lock(lock_path(config))
-    settings = Settings(workers, kernel, sha256, passthrough, paranoid)
+    settings = Settings(workers, kernel, sha256, passthrough, paranoid, scheduler)
     if expect_key is None and is_unchanged(recipe, parent, out, settings, lock):
         _show_nothing_to_do(out, time.monotonic() - started, as_json)
         return

@@ -1,0 +1,67 @@
+"""Making one shard: the stages of scope "shard" over its source and sink. The unit of work that is scheduled."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.dag import arrange
+from pipeline.job import Settings, ShardJob, Watch, Worker
+from pipeline.manifest.records import Receipt
+from pipeline.manifest.store import Store
+from pipeline.shardio import Sink, Source
+from pipeline.stages import STAGES
+from pipeline.types import ShardPlan, Stat
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A file of the parent that making a shard reads."""
+
+    path: Path
+    stat: Stat
+    data_begin: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTask:
+    """Everything that making one shard needs; can be sent to another process."""
+
+    plan: ShardPlan
+    dag_needs: Mapping[str, tuple[str, ...]]
+    inputs: tuple[Input, ...]  # as the plan's: the shard's own file first
+    out: Path
+    settings: Settings
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes that the progress of this task comes to."""
+        return sum(each.stat[0] for each in self.inputs)
+
+
+_local = threading.local()
+
+
+def make_shard(task: ShardTask, watch: Watch) -> Receipt:
+    """Runs the shard stages of the DAG over one shard; its file and receipt are on the disk when this returns."""
+    worker: Worker = _local.__dict__.setdefault("worker", Worker())
+    store, dag = Store(task.out), arrange(task.dag_needs, STAGES)
+    staged = store.staging / task.plan.file
+    staged.unlink(missing_ok=True)
+    with ExitStack() as files:
+        opened = {
+            each.path.name: (files.enter_context(Source(each.path, each.stat)), each.data_begin)
+            for each in task.inputs
+        }
+        sink = files.enter_context(Sink(staged, task.plan.header.file_bytes))
+        if task.plan.rewritten:
+            sink.reserve()
+        source, data_begin = opened[task.plan.inputs[0]]
+        job = ShardJob(task.plan, source, sink, task.settings, worker, watch, data_begin, opened)
+        products = dag.run("shard", dag.of_shards(), job, {"assignments": task.plan.pieces})
+    receipt: Receipt = products["receipts"]
+    store.keep_receipt(receipt)
+    return receipt

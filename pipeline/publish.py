@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from pipeline.manifest.records import (
 )
 from pipeline.manifest.store import Seen, Store
 from pipeline.shardio import CHUNK_BYTES, Sink, Source
-from pipeline.types import CONFIG_FILE, INDEX_FILE, README_FILE, SINGLE_FILE, Parent, ShardPlan
+from pipeline.types import CONFIG_FILE, INDEX_FILE, README_FILE, SINGLE_FILE, Parent, ShardPlan, Stat
 
 _NOT_COUNTS = frozenset({"family", "recipe", "block"})
 
@@ -39,7 +40,10 @@ def publish(
     """Publishes the `made` shards and all that goes with them. Returns every file that was written anew."""
     plan = prepared.plan
     receipts = [
-        made.get(shard.file) or _receipt_before(before, shard, store, settings) for shard in plan.shards
+        _digested(made[shard.file], store.staging, settings)
+        if shard.file in made
+        else _digested(_receipt_before(before, shard), store.out, settings)
+        for shard in plan.shards
     ]
     products = prepared.dag.run(
         "checkpoint",
@@ -56,7 +60,7 @@ def publish(
         files[name] = FileRecord(len(data), hashlib.sha256(data).hexdigest())
         written += _stage_if_new(store, name, data)
     for name in plan.carried:
-        files[name], copied = _carry(prepared.parent, name, store, before)
+        files[name], copied = _carry(prepared.parent, name, store, settings, before)
         written += copied
     manifest = _manifest(prepared, settings, files, receipts)
     written += _stage_if_new(store, MANIFEST_FILE, manifest.to_json())
@@ -64,7 +68,7 @@ def publish(
     if written or removed:
         store.commit(written, removed, SINGLE_FILE if plan.single else INDEX_FILE)
     outputs = {name: file_stat(store.out / name) for name in files}
-    store.remember(Seen(parent=prepared.parent.stats, output=outputs))
+    store.remember(Seen(parent=_stats_now(prepared.parent, settings), output=outputs))
     return written
 
 
@@ -76,14 +80,26 @@ def _stage_if_new(store: Store, name: str, data: bytes) -> list[str]:
     return [name]
 
 
-def _carry(parent: Parent, name: str, store: Store, before: Manifest | None) -> tuple[FileRecord, list[str]]:
+def _stats_now(parent: Parent, settings: Settings) -> Mapping[str, Stat]:
+    """The stats that the parent was read under. Our own hard links have moved the ctime of some, and nothing else."""
+    if settings.passthrough != "hardlink":
+        return parent.stats
+    now = {name: file_stat(parent.folder / name) for name in parent.stats}
+    return {name: now[name] if now[name][:3] == stat[:3] else stat for name, stat in parent.stats.items()}
+
+
+def _carry(
+    parent: Parent, name: str, store: Store, settings: Settings, before: Manifest | None
+) -> tuple[FileRecord, list[str]]:
     """The record of a file that is passed on as it is, and its name if it had to be copied."""
     source, published, stat = parent.folder / name, store.out / name, parent.stats[name]
     record = before.files.get(name) if before else None
-    seen = store.seen()
-    kept = published.exists() and tuple(seen.output.get(name, ())) == file_stat(published)
-    if record and kept and (tuple(seen.parent.get(name, ())) == stat or _sha256(source) == record.sha256):
-        return record, []
+    seen = Seen() if settings.paranoid else store.seen()
+    if record and published.is_file():
+        same_source = tuple(seen.parent.get(name, ())) == stat or _sha256(source) == record.sha256
+        same_output = tuple(seen.output.get(name, ())) == file_stat(published)
+        if same_source and (same_output or _sha256(published) == record.sha256):
+            return record, []
     staged = store.staging / name
     staged.parent.mkdir(parents=True, exist_ok=True)
     staged.unlink(missing_ok=True)
@@ -95,13 +111,17 @@ def _carry(parent: Parent, name: str, store: Store, before: Manifest | None) -> 
     return FileRecord(stat[0], digest.hexdigest()), [name]
 
 
-def _receipt_before(before: Manifest | None, shard: ShardPlan, store: Store, settings: Settings) -> Receipt:
+def _digested(receipt: Receipt, folder: Path, settings: Settings) -> Receipt:
+    """The receipt with its file's sha256 where one is wanted, and without where none is."""
+    if not settings.file_digests:
+        return replace(receipt, sha256=None)
+    return receipt if receipt.sha256 else replace(receipt, sha256=_sha256(folder / receipt.file))
+
+
+def _receipt_before(before: Manifest | None, shard: ShardPlan) -> Receipt:
     """The receipt of a shard that is up to date, from the manifest that describes it."""
     assert before is not None, f"{shard.file} is called up to date, but there is no manifest"
     record, file = before.shards[shard.file], before.files[shard.file]
-    sha256 = file.sha256 if settings.file_digests else None
-    if settings.file_digests and sha256 is None:
-        sha256 = _sha256(store.out / shard.file)
     counts = {
         name: counted for name in record.tensors if (counted := _counts(before.conversions.get(name, {})))
     }
@@ -110,7 +130,7 @@ def _receipt_before(before: Manifest | None, shard: ShardPlan, store: Store, set
         key=record.key,
         rewritten=record.rewritten,
         file_bytes=file.bytes,
-        sha256=sha256,
+        sha256=file.sha256,
         tensors=record.tensors,
         sources=record.sources,
         counts=counts,

@@ -55,6 +55,15 @@ class Source:
         if not self.path.exists() or file_stat(self.path) != self._stat:
             raise CheckpointError(f"{self.path}: changed {when}; let its writer finish, then build again")
 
+    def link(self, target: Path) -> None:
+        """Makes `target` a hard link to this file. That moves the file's ctime (so does a rename) and nothing else."""
+        link = target.with_name(target.name + ".link")
+        os.link(self.path.resolve(), link)
+        link.replace(target)
+        size, mtime, inode, ctime = file_stat(self.path)
+        if (size, mtime, inode) == self._stat[:3]:
+            self._stat = (size, mtime, inode, ctime)
+
     def read(self, target: memoryview, offset: int) -> None:
         """Fills `target` with the bytes at `offset`; raises CheckpointError where the file can't give them."""
         done = 0
@@ -133,9 +142,7 @@ class Sink:
             if how == "reflink":
                 fcntl.ioctl(self.fd, _FICLONE, source.fd)
             elif how == "hardlink":
-                link = self.path.with_name(self.path.name + ".link")
-                os.link(source.path.resolve(), link)
-                link.replace(self.path)
+                source.link(self.path)
             return how != "copy"
         except OSError:
             return False

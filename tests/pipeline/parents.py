@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -103,6 +104,7 @@ prefix = "model.layers.1."
 alias = "draft.layers.1."
 """
 
+SHARDMILL = (sys.executable, "-c", "from pipeline.commands.main import main; main()")
 SHARDS = tuple(f"model-{number:05d}-of-00003.safetensors" for number in (1, 2, 3))
 SCALES = "model-input-scales.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -15,6 +15,15 @@ QUESTIONS: Mapping[str, tuple[str, str]] = {  # question -> (module:command, one
     "integrity": ("verify.ask_integrity:integrity_command", "Is it whole, and is it what was published?"),
     "lint": ("verify.ask_lint:lint_command", "Does it make sense: scales, names, groups, config?"),
     "loads": ("verify.ask_loads:loads_command", "Would vLLM load it, and which module takes each tensor?"),
+    "diff": ("verify.ask_pairs:diff_command", "What differs between two checkpoints?"),
+    "roundtrip": (
+        "verify.ask_pairs:roundtrip_command",
+        "How much did the weights lose against their parent?",
+    ),
+    "reproduce": (
+        "verify.ask_pairs:reproduce_command",
+        "Are the blocks what their recipe makes of the parent?",
+    ),
     "accept": ("verify.accept.commands:accept", "Is it as good as its parent, served?"),
     "fit": ("verify.fit.commands:fit", "Does it fit the card, with how much context?"),
 }

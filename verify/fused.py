@@ -35,7 +35,7 @@ COLUMN_PARALLEL = frozenset(
 )
 ROW_PARALLEL = frozenset(("o_proj", "down_proj", "w2", "proj"))
 
-_NUMBER = re.compile(r"\d+")
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # a whole dotted part
 
 
 def kind_of(name: str) -> str:

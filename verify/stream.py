@@ -1,16 +1,13 @@
 """Every byte of a checkpoint in one pass: sha256 of files, xxh3-128 of tensors, values, comparison with the parent.
 
-Two threads, each pinned to a CPU of its own (an unpinned pair is often packed on one), take whole files, the largest
-first. A file is read once, in strips, into a buffer that is reused; every reader of its bytes is fed from that strip
-while it is in the cache. Results come back by file, so that their order never depends on the threads.
+Pinned threads take whole files, the largest first. A file is read once, in strips, into a buffer that is reused; every
+reader of its bytes is fed from that strip while it is in the cache. Results come back by file, so that their order
+never depends on the threads.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-import queue
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -24,9 +21,9 @@ from numpy.typing import NDArray
 from verify.container import Tensor
 from verify.findings import Finding, UnreadableError
 from verify.source import Reader, Source
+from verify.threads import pinned
 
 STRIP_BYTES = 1 << 20  # read, hashed and looked at while in the second-level cache
-THREADS_MAX = 2
 
 Strip = NDArray[np.uint8]
 Buffers = tuple[Strip, Strip]
@@ -83,44 +80,18 @@ def stream(
     progress: Callable[[int], None] = lambda count: None,
 ) -> dict[str, FileResult]:
     """Does all jobs; `other` holds the twins; `progress` is told of bytes as they are read, from any thread."""
-    waiting: queue.SimpleQueue[FileJob] = queue.SimpleQueue()
-    for job in sorted(jobs, key=lambda job: -job.bytes):
-        waiting.put(job)
-    results: dict[str, FileResult] = {}
-    crashed: list[BaseException] = []
+    largest_first = sorted(jobs, key=lambda job: -job.bytes)
 
-    def work(cpu: int | None) -> None:
-        _pin(cpu)
-        buffers = np.empty(STRIP_BYTES, np.uint8), np.empty(STRIP_BYTES, np.uint8)
-        try:
-            while not crashed:
-                job = waiting.get_nowait()
-                results[job.file] = _Pass(source, other, job, buffers).run(progress)
-        except queue.Empty:
-            return
-        except BaseException as error:
-            crashed.append(error)
+    def do(job: FileJob, buffers: Buffers) -> FileResult:
+        return _Pass(source, other, job, buffers).run(progress)
 
-    cpus = _cpus()[: max(1, min(THREADS_MAX, len(jobs)))]
-    threads = [threading.Thread(target=work, args=(cpu,), daemon=True) for cpu in cpus]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if crashed:
-        raise crashed[0]
+    done = pinned(do, largest_first, _buffers)
+    results = {job.file: result for job, result in zip(largest_first, done, strict=True)}
     return {job.file: results[job.file] for job in jobs}
 
 
-def _cpus() -> Sequence[int | None]:
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return [None] * (os.cpu_count() or 1)
-
-
-def _pin(cpu: int | None) -> None:
-    if cpu is not None:
-        os.sched_setaffinity(0, {cpu})  # 0 is the calling thread
+def _buffers() -> Buffers:
+    return np.empty(STRIP_BYTES, np.uint8), np.empty(STRIP_BYTES, np.uint8)
 
 
 class _Pass:

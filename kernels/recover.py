@@ -14,6 +14,10 @@ amax / 448 is no longer s, and every code that is right is multiplied by a scale
   nothing), else its middle as f32. Then decode the block and compare: a block is called exact only if every
   bit of it is the parent's. All others get `amax/1`.
 
+"Exact" is said of the weights rounded to BF16, as the parent holds them. Left in f32, code * s differs from them by
+what BF16 rounding took away, 0.16 % on the whole. Of the original s, BF16 hides all but about 0.05 % (0.2 % at most);
+amax / 448 errs by 0.12 %.
+
 A block of zeros is exact. Blocks so tiny that their scale is below 2^-116, and sources that are not BF16, are not
 tried.
 """

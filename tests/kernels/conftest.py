@@ -45,18 +45,23 @@ def words(seed: int, *shape: int):
     return np.asarray(raw, dtype="<u8").view("<u4")[:count].reshape(shape)
 
 
-def bell(seed: int, *shape: int, unit: float = 2.0**-22):
-    """BF16 bits of bell-shaped numbers, sums of four 16-bit integers: about N(0, (0.009)^2), largest 0.031."""
+def bell_f32(seed: int, *shape: int):
+    """Bell-shaped f32 numbers of 18 bits, sums of four 16-bit integers: about N(0, (0.009)^2), largest 0.031."""
     pairs = words(seed, 2, *shape)
     sums = (
         (pairs & 0xFFFF).sum(axis=0, dtype=np.int64) + (pairs >> 16).sum(axis=0, dtype=np.int64) - 2 * 65535
     )
-    return ((np.float32(unit) * sums.astype(np.float32)).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+    return sums.astype(np.float32) * np.float32(2.0**-22)
+
+
+def bell(seed: int, *shape: int):
+    """The same, cut to BF16 bits."""
+    return (bell_f32(seed, *shape).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
 
 
 def native_copy(seed: int, block, rows: int, C: int):
-    """BF16 bits of a bell-shaped matrix that went through amax/1 once, as natively FP8 models publish copies."""
-    codes, scales, _ = encode("amax/1", bell(seed, rows, C), block, "numpy")
+    """BF16 bits of bell-shaped f32 weights that went through amax/1 once, as copies of native FP8 models are."""
+    codes, scales, _ = encode("amax/1", bell_f32(seed, rows, C), block, "numpy")
     return f32_to_bf16(decode(codes, scales, block))
 
 

@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 from kernels.block_fp8 import NonFinite, decode, encoder, grid
 from kernels.formats import E4M3_VALUES, f32_to_bf16, nearest_codes
 from kernels.recover import TOP_CODES, recover_scales, share_exact
-from tests.kernels.conftest import FINITE_BF16, as_f32, assert_same_bits, bell, encode, native_copy, words
+from tests.kernels.conftest import (
+    FINITE_BF16,
+    as_f32,
+    assert_same_bits,
+    bell,
+    bell_f32,
+    encode,
+    native_copy,
+    words,
+)
 from tests.kernels.test_block_fp8 import rows_of
 
 FUNCTION_SCOPED = [HealthCheck.function_scoped_fixture]
@@ -45,16 +54,16 @@ def copy_of(codes, scales, block):
 
 def from_origin(origin: str):
     """BF16 copy and codes of a ragged matrix [300, 290], whose [64, 64] blocks got their scales in some other way."""
-    block, fresh = (64, 64), bell(41, 300, 290)
+    block, fresh = (64, 64), bell_f32(41, 300, 290)
     if origin == "heavy tails":
-        fresh = f32_to_bf16(as_f32(fresh) ** 3)
+        fresh = fresh**3
     recipe = "ue8m0/1" if origin == "power of two" else "amax/1"
     codes, scales, _ = encode(recipe, fresh, block, "numpy")
     factor = {"larger than amax / 448": 1.37, "clamped": 0.4}.get(origin, 1.0)
     if factor != 1.0:
         scales *= np.float32(factor)
         wide = np.repeat(np.repeat(scales, 64, axis=0)[:300], 64, axis=1)[:, :290]
-        codes = nearest_codes(np.clip(as_f32(fresh) / wide, -448, 448), E4M3_VALUES)
+        codes = nearest_codes(np.clip(fresh / wide, -448, 448), E4M3_VALUES)
     return copy_of(codes, scales, block), codes, scales
 
 
@@ -67,6 +76,11 @@ def test_native_blocks_come_back_whole(kernel, origin):
     assert proven(source, (64, 64), kernel).all()
 
 
+def test_two_thousand_native_blocks(kernel):
+    """Not one of 2,304 native blocks is missed: bounds at powers of two, where BF16's steps change, are right."""
+    assert proven(native_copy(62, (16, 16), 768, 768), (16, 16), kernel).all()  # one hangs on it
+
+
 def test_codes_of_amax_over_448_come_back(kernel):
     """Blocks whose scale was amax / 448 get the very codes they had."""
     source, codes, _ = from_origin("amax / 448")
@@ -74,12 +88,22 @@ def test_codes_of_amax_over_448_come_back(kernel):
 
 
 def test_amax_alone_would_lose(kernel):
-    """On the same blocks amax/1 has the codes right and the weights wrong, by 0.1 to 0.2 per cent."""
+    """On the same blocks amax/1 has the codes right and, decoded to BF16, the weights wrong by 0.1 to 0.3 per cent."""
     source, codes, _ = from_origin("amax / 448")
     plain_codes, plain_scales, _ = encode("amax/1", source, (64, 64), kernel)
-    weights, decoded = as_f32(source), decode(plain_codes, plain_scales, (64, 64))
+    weights = as_f32(source)
+    lost = as_f32(copy_of(plain_codes, plain_scales, (64, 64))) - weights
     assert_same_bits(codes, plain_codes, "codes")
-    assert 0.001 < np.linalg.norm(decoded - weights) / np.linalg.norm(weights) < 0.002
+    assert 0.001 < np.linalg.norm(lost) / np.linalg.norm(weights) < 0.003
+
+
+def test_scales_come_closer_to_the_original(kernel):
+    """BF16 hides the original scale within 0.2 per cent; the middle of what is left errs less than half of amax/1."""
+    source, _, scales = from_origin("amax / 448")
+    errors = [encode(recipe, source, (64, 64), kernel)[1] / scales - 1 for recipe in ("recover/1", "amax/1")]
+    recovered, plain = (float(np.sqrt(np.mean(error**2))) for error in errors)
+    assert np.abs(errors[0]).max() < 0.002
+    assert recovered < plain / 2
 
 
 def test_powers_of_two_come_back_as_powers_of_two(kernel):
@@ -148,8 +172,7 @@ def test_subnormal_codes(kernel):
 
 def test_a_sample_that_misses_a_mantissa_is_mended(kernel):
     """Where the sampled rows hold few of the block's mantissas, the whole block is looked through."""
-    source = native_copy(50, (128, 128), 128, 256)
-    codes, scales, _ = encode("amax/1", source, (128, 128), kernel)
+    codes, scales, _ = encode("amax/1", bell_f32(50, 128, 1024), (128, 128), kernel)
     codes[0], codes[127] = 0x7E, 0x7E
     assert proven(copy_of(codes, scales, (128, 128)), (128, 128), kernel).all()
 

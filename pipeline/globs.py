@@ -87,17 +87,26 @@ def _part_pattern(part: str) -> re.Pattern[str]:
 
 def nearest(glob: str, names: Iterable[str], count: int = 3) -> list[str]:
     """The names most like `glob`, numbers folded to `*`, for a message about a glob that matches nothing."""
-    folded = sorted({_NUMBER.sub("*", name) for name in names})
+    folded = sorted({fold(name) for name in names})
     return difflib.get_close_matches(glob, folded, n=count, cutoff=0.5)
 
 
-def fused_instances(members: Sequence[str], names: Iterable[str]) -> dict[tuple[str, ...], dict[str, str]]:
-    """Wildcard values -> {member glob: tensor name}, for each place where any member of a fused group stands."""
-    patterns = [captures(glob) for glob in members]
-    globs = GlobSet(members)
+def fold(name: str) -> str:
+    """`a.3.b.7` -> `a.*.b.*`."""
+    return _NUMBER.sub("*", name)
+
+
+def fused_instances(globs: Sequence[str], names: Iterable[str]) -> dict[tuple[str, ...], dict[str, str]]:
+    """Where any member of a fused group stands: wildcard values -> {member: tensor name}.
+
+    A member is a glob with its numbers folded, so that `layers.{0,1}.{gate,up}` means two members at two places.
+    """
+    members = [fold(glob) for glob in globs]
+    patterns = [captures(member) for member in members]
+    matcher = GlobSet(globs)
     found: dict[tuple[str, ...], dict[str, str]] = defaultdict(dict)
     for name in names:
-        for place in globs.matches(name):
+        for place in matcher.matches(name):
             match = patterns[place].fullmatch(name)
             assert match is not None
             found[match.groups()][members[place]] = name

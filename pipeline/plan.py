@@ -18,9 +18,10 @@ from pipeline.manifest.digest import key_of
 from pipeline.profiles import PROFILES
 from pipeline.profiles.child import Child
 from pipeline.readme import child_readme
-from pipeline.recipe import Recipe
+from pipeline.recipe import Parallel, Recipe
 from pipeline.types import (
     Assignment,
+    BlockShape,
     Conversion,
     Copy,
     Drop,
@@ -151,7 +152,7 @@ def _families(recipe: Recipe, assignments: Iterable[Assignment]) -> tuple[Family
             reason=family.reason,
             tensors=len(members[family.name]),
             bytes_before=sum(each.source.bytes for each in members[family.name]),
-            bytes_after=_bytes_of(members[family.name], ("bytes", "codes")),
+            bytes_after=_bytes_of(members[family.name], ("bytes", "codes", "values")),
             scale_bytes=_bytes_of(members[family.name], ("scales",)),
             block=family.block,
         )
@@ -179,14 +180,14 @@ def _loads(recipe: Recipe, assignments: Iterable[Assignment]) -> Iterable[LoadsA
     inner = _inner_members(recipe, quantised)
     for size in sorted({*TENSOR_PARALLEL_TOLD, *recipe.output.tensor_parallel}):
         reasons = (
-            _why_not_at(size, ref, action, axes.get(name), name in inner)
+            _why_not_at(size, ref, action.block, axes.get(name), name in inner)
             for name, (ref, action) in quantised.items()
         )
         yield LoadsAt(size, next((reason for reason in reasons if reason), None))
 
 
-def _axes(recipe: Recipe, names: Iterable[str]) -> dict[str, str]:
-    rows = [(glob, table.axis) for table in recipe.parallel for glob in table.globs()]
+def _axes(recipe: Recipe, names: Iterable[str]) -> dict[str, Parallel]:
+    rows = [(glob, table) for table in recipe.parallel for glob in table.globs()]
     globs = GlobSet([glob for glob, _ in rows])
     return {name: rows[places[0]][1] for name in names if (places := globs.matches(name))}
 
@@ -196,24 +197,25 @@ def _inner_members(recipe: Recipe, names: Iterable[str]) -> set[str]:
     listed = list(names)
     inner: set[str] = set()
     for group in recipe.fused:
-        members = group.globs()
-        for present in fused_instances(members, listed).values():
-            inner.update(name for glob, name in present.items() if glob != members[-1])
+        last = group.folded()[-1]
+        for present in fused_instances(group.globs(), listed).values():
+            inner.update(name for member, name in present.items() if member != last)
     return inner
 
 
-def _why_not_at(size: int, ref: TensorRef, action: ToBlocks, axis: str | None, inner: bool) -> str | None:
+def _why_not_at(
+    size: int, ref: TensorRef, block: BlockShape, dealt: Parallel | None, inner: bool
+) -> str | None:
     """Why a rank's share of a weight [R, C] can't be cut at whole blocks; vLLM's `validate_fp8_block_shape`."""
-    R, C = ref.shape
-    split = {"rows": (R, action.block.rows), "columns": (C, action.block.cols)}
+    split = {"rows": (ref.shape[0], block.rows), "columns": (ref.shape[1], block.cols)}
     for side in ("rows", "columns"):
-        length, block = split[side]
-        ranks = size if axis == side else 1
+        length, step = split[side]
+        ranks = min(size, dealt.shares or size) if dealt and dealt.axis == side else 1
         must_divide = ranks > 1 or (side == "rows" and inner)
         if length % ranks:
             return f"{ref.name}: {length} {side} can't be dealt out over {ranks} ranks"
-        if must_divide and (length // ranks) % block:
-            return f"{ref.name}: {length // ranks} {side} a rank, not a multiple of the block's {block}"
+        if must_divide and (length // ranks) % step:
+            return f"{ref.name}: {length // ranks} {side} a rank, not a multiple of the block's {step}"
     return None
 
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from pipeline.errors import RecipeError
-from pipeline.globs import expand
+from pipeline.globs import expand, fold
 from pipeline.types import (
     SCALE_SUFFIXES,
     Action,
@@ -156,11 +156,19 @@ class Fused(_Matching):
         """The members' own module names, e.g. {"gate_proj", "up_proj"}."""
         return {glob.removesuffix(".weight").rpartition(".")[2] for glob in self.globs()}
 
+    def folded(self) -> list[str]:
+        """The members in their order, whatever the layers that `match` counts out."""
+        return list(dict.fromkeys(fold(glob) for glob in self.globs()))
+
 
 class Parallel(_Matching):
-    """Weights whose rows or columns a runtime deals out over its tensor-parallel ranks."""
+    """Weights whose rows or columns a runtime deals out over its tensor-parallel ranks.
+
+    shares: how many the rows can be dealt out in (the KV heads); more ranks than that hold copies.
+    """
 
     axis: Literal["rows", "columns"]
+    shares: Annotated[int, Field(ge=1)] | None = None
 
 
 class StageTable(_Table):

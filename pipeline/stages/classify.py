@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from kernels.block_fp8 import RECIPES
 from pipeline import fp8_source
@@ -27,8 +28,14 @@ def classify(checkpoint: Checkpoint, headers: Parent) -> tuple[Assignment, ...]:
     recipe = checkpoint.recipe
     families = {family.name: family for family in recipe.family}
     suffix = PROFILES[recipe.output.profile].scale_suffix
-    owners = _owners(recipe.family, headers)
-    problems = _unmatched_globs(recipe, headers) + _unknown_numerics(recipe.family)
+    rows = _rows(recipe)
+    globs = GlobSet([row.glob for row in rows])
+    matched = {name: globs.matches(name) for name in headers.tensors}
+    owner_of = [row.family for row in rows]
+    owners = {
+        name: list(dict.fromkeys(filter(None, map(owner_of.__getitem__, at)))) for name, at in matched.items()
+    }
+    problems = _unmatched_globs(rows, matched, headers) + _unknown_numerics(recipe.family)
     assignments = []
     for ref in headers.tensors.values():
         owner = owners[ref.name]
@@ -44,14 +51,23 @@ def classify(checkpoint: Checkpoint, headers: Parent) -> tuple[Assignment, ...]:
     return tuple(assignments)
 
 
-def _owners(families: Sequence[Family], parent: Parent) -> dict[str, list[str]]:
-    """For each tensor the names of the families that match it."""
-    rows = [(glob, family.name) for family in families for glob in family.globs()]
-    globs = GlobSet([glob for glob, _ in rows])
-    owner_of = [name for _, name in rows]
-    return {
-        name: list(dict.fromkeys(owner_of[place] for place in globs.matches(name))) for name in parent.tensors
-    }
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A glob of the recipe: where it stands, and the family that it gives its tensors, if it is a family's."""
+
+    where: str
+    glob: str
+    family: str | None = None
+
+
+def _rows(recipe: Recipe) -> list[_Row]:
+    rows = [
+        _Row(f"family {table.name!r}", glob, table.name) for table in recipe.family for glob in table.globs()
+    ]
+    rows += [_Row(f"fused group {table.name!r}", glob) for table in recipe.fused for glob in table.globs()]
+    return rows + [
+        _Row(f"parallel {table.axis!r}", glob) for table in recipe.parallel for glob in table.globs()
+    ]
 
 
 def _assigned(ref: TensorRef, family: Family, scale_suffix: str, parent: Parent) -> Assignment:
@@ -69,15 +85,11 @@ def _unknown_numerics(families: Sequence[Family]) -> list[str]:
     ]
 
 
-def _unmatched_globs(recipe: Recipe, parent: Parent) -> list[str]:
-    rows = [(f"family {table.name!r}", glob) for table in recipe.family for glob in table.globs()]
-    rows += [(f"fused group {table.name!r}", glob) for table in recipe.fused for glob in table.globs()]
-    rows += [(f"parallel {table.axis!r}", glob) for table in recipe.parallel for glob in table.globs()]
-    globs = GlobSet([glob for _, glob in rows])
-    used = {place for name in parent.tensors for place in globs.matches(name)}
+def _unmatched_globs(rows: Sequence[_Row], matched: Mapping[str, list[int]], parent: Parent) -> list[str]:
+    used = {place for places in matched.values() for place in places}
     return [
-        f"{where}: the glob {glob!r} matches no tensor of the parent{_hint(glob, parent)}"
-        for place, (where, glob) in enumerate(rows)
+        f"{row.where}: the glob {row.glob!r} matches no tensor of the parent{_hint(row.glob, parent)}"
+        for place, row in enumerate(rows)
         if place not in used
     ]
 
@@ -151,9 +163,11 @@ def _why_unfit(ref: TensorRef, action: QuantizeBlock, parent: Parent) -> str | N
 def _uneven(groups: Sequence[Fused], assigned: Mapping[str, Assignment]) -> list[str]:
     """Fused groups of which a member is missing or treated otherwise than the rest."""
     problems: list[str] = []
+    fused = GlobSet([glob for group in groups for glob in group.globs()])
+    candidates = [name for name in assigned if fused.matches(name)]
     for group in groups:
-        members = group.globs()
-        for instance, present in fused_instances(members, assigned).items():
+        members = group.folded()
+        for instance, present in fused_instances(group.globs(), candidates).items():
             where = f"fused group {group.name!r} at {', '.join(instance) or 'the top'}"
             if absent := [glob for glob in members if glob not in present]:
                 problems.append(

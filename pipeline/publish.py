@@ -64,7 +64,8 @@ def publish(
         written += copied
     manifest = _manifest(prepared, settings, files, receipts)
     written += _stage_if_new(store, MANIFEST_FILE, manifest.to_json())
-    removed = sorted(set(before.files) - set(files)) if before else []
+    # Without a manifest the stat cache still knows what was published.
+    removed = sorted(set(before.files if before else store.seen().output) - set(files))
     if written or removed:
         store.commit(written, removed, SINGLE_FILE if plan.single else INDEX_FILE)
     outputs = {name: file_stat(store.out / name) for name in files}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import PurePosixPath
 from typing import Any
 
 from pipeline.errors import CheckpointError
@@ -108,6 +109,8 @@ class Manifest:
             body["repairs"] = tuple(body["repairs"])
             body["files"] = {name: FileRecord(**fields) for name, fields in body["files"].items()}
             body["shards"] = {name: ShardRecord(**fields) for name, fields in body["shards"].items()}
+            if outside := [name for name in body["files"] if _leads_outside(name)]:
+                raise ValueError(f"it names {outside[0]!r}, which leads out of the folder")
             manifest = cls(**body)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise CheckpointError(
@@ -124,6 +127,11 @@ class Manifest:
         """
         record = self.shards[shard]
         return record.sources.get(tensor) or record.tensors.get(self.renamed.get(tensor, tensor))
+
+
+def _leads_outside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return path.is_absolute() or ".." in path.parts or not path.parts
 
 
 def _shard_fields(shard: ShardRecord) -> dict[str, Any]:

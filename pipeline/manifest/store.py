@@ -61,10 +61,12 @@ class Store:
         return Manifest.from_json(path.read_bytes(), str(path)) if path.exists() else None
 
     def seen(self) -> Seen:
+        """What was noted last; nothing where there is no note, or none that can be read."""
         try:
-            return Seen(**json.loads(self._seen.read_bytes()))
+            seen = Seen(**json.loads(self._seen.read_bytes()))
         except (OSError, ValueError, TypeError):
             return Seen()
+        return seen if isinstance(seen.parent, dict) and isinstance(seen.output, dict) else Seen()
 
     def remember(self, seen: Seen) -> None:
         fields = {"parent": dict(seen.parent), "output": dict(seen.output), "world": seen.world}
@@ -112,16 +114,18 @@ class Store:
                 entry.unlink()
 
     def foreign_files(self) -> list[str]:
-        """Files in an output folder that no manifest of ours speaks for."""
-        if not self.out.exists() or self._journal.exists() or (self.out / MANIFEST_FILE).exists():
+        """What lies in an output folder in which no build of ours was begun."""
+        ours = (self.out / MANIFEST_FILE, self._journal, self._started, self._seen)
+        if not self.out.is_dir() or any(path.exists() for path in ours):
             return []
         return sorted(entry.name for entry in self.out.iterdir() if entry.name != STATE_FOLDER)
 
     def commit(self, staged: Sequence[str], removed: Sequence[str], gate: str) -> None:
         """Publishes the `staged` files and takes the `removed` ones away; `gate` is moved last."""
         fields: dict[str, Any] = {"staged": list(staged), "removed": list(removed), "gate": gate}
-        _sync_folder(self.staging)
+        self._sync_folders_of(self.staging, staged)
         _write_whole(self._journal, canonical(fields))
+        _sync_folder(self.state)
         self.finish_commit()
 
     def commit_is_pending(self) -> bool:
@@ -134,16 +138,15 @@ class Store:
             fields = json.loads(self._journal.read_bytes())
         except FileNotFoundError:
             return False
-        gate = fields["gate"]
+        gate, staged = fields["gate"], [*fields["staged"], MANIFEST_FILE]
         self._lower_gate(gate)
-        for name in [
-            *(name for name in fields["staged"] if name not in (gate, MANIFEST_FILE)),
-            MANIFEST_FILE,
-        ]:
-            self._publish(name)
+        # Before anything new: a gate of another kind (a single file, or its index) may be among them.
         for name in fields["removed"]:
             (self.out / name).unlink(missing_ok=True)
-        _sync_folder(self.out)
+        for name in sorted(staged, key=lambda name: name == MANIFEST_FILE):
+            if name != gate:
+                self._publish(name)
+        self._sync_folders_of(self.out, staged)
         self._publish(gate)
         _sync_folder(self.out)
         self._journal.unlink()
@@ -160,6 +163,13 @@ class Store:
             else:
                 published.rename(self.staging / gate)
             _sync_folder(self.out)
+
+    def _sync_folders_of(self, home: Path, names: Sequence[str]) -> None:
+        """Makes the places of `names` below `home`, and of all that stands there, outlast a power cut."""
+        folders = {home, *(folder for name in names for folder in (home / name).parents)}
+        for folder in sorted(folders):
+            if folder.is_relative_to(home) and folder.is_dir():
+                _sync_folder(folder)
 
     def _publish(self, name: str) -> None:
         source, target = self.staging / name, self.out / name

@@ -55,11 +55,11 @@ class NumbaRows:
         same: NDArray[np.bool_] = lossless(source, scales, *block)
         return same
 
-    def candidates(self, sample: U16, maxima: U32, c: int, bounds: Bounds) -> F32:
+    def candidates(self, sample: U16, maxima: U32, c: int, wanted: int, bounds: Bounds) -> F32:
         """See recover.candidates."""
         from kernels.recover_numba import candidates
 
-        found: F32 = candidates(sample, maxima, c, *bounds)
+        found: F32 = candidates(sample, maxima, c, wanted, *bounds)
         return found
 
     def _bits(self, source: NDArray[Any]) -> NDArray[Any]:

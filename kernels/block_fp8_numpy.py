@@ -79,9 +79,9 @@ class NumpyRows:
         )
         return same
 
-    def candidates(self, sample: U16, maxima: U32, c: int, bounds: Bounds) -> F32:
+    def candidates(self, sample: U16, maxima: U32, c: int, wanted: int, bounds: Bounds) -> F32:
         """See recover.candidates."""
-        return candidates(sample, maxima, c, bounds)
+        return candidates(sample, maxima, c, wanted, bounds)
 
     def _chunks(self, source: NDArray[Any], scales: F32, block: Block) -> Iterator[slice]:
         """Runs of whole rows that fill the chunk's buffers, each after its divisors are in place."""

@@ -46,7 +46,7 @@ SAMPLE_ELEMENTS: Final = 128
 class Rows(Protocol):
     """The part of block_fp8.Rows that is needed here."""
 
-    def candidates(self, sample: U16, maxima: U32, c: int, bounds: Bounds) -> F32: ...
+    def candidates(self, sample: U16, maxima: U32, c: int, wanted: int, bounds: Bounds) -> F32: ...
 
     def lossless(self, source: U16, scales: F32, block: Block) -> Flags: ...
 
@@ -69,11 +69,11 @@ def recover_scales(rows: Rows, source: NDArray[Any], maxima: U32, block: Block) 
     if source.dtype != np.uint16:
         return scales, np.zeros(scales.shape, np.bool_)
     exact = maxima == 0
-    sampled = candidates(rows, _sample(source, block), maxima, block[1])  # [n, m, 8]
-    hopeful = ~np.isnan(sampled).all(axis=2)
+    sampled = candidates(rows, _sample(source, block), maxima, block[1], wanted=1)[:, :, 0]
+    hopeful = ~np.isnan(sampled)
     if not hopeful.any():
         return scales, exact
-    trial = np.where(hopeful, _first(sampled), np.where(is_tiny(scales), np.float32(1), scales))
+    trial = np.where(hopeful, sampled, np.where(is_tiny(scales), np.float32(1), scales))
     proven = hopeful & rows.lossless(source, trial, block)
     scales[proven] = trial[proven]
     exact |= proven
@@ -89,18 +89,19 @@ def _recover_block(
 ) -> tuple[np.float32, bool]:
     """One block [r, c], all of its elements looked at: the first candidate that is exact, or the other scale."""
     grid_of_one = np.full((1, 1), maximum, np.uint32)
-    for scale in candidates(rows, source[None], grid_of_one, source.shape[1])[0, 0]:
+    for scale in candidates(rows, source[None], grid_of_one, source.shape[1], wanted=len(TOP_CODES))[0, 0]:
         if not np.isnan(scale) and rows.lossless(source, np.full((1, 1), scale), source.shape)[0, 0]:
             return scale, True
     return otherwise, False
 
 
-def candidates(rows: Rows, sample: U16, maxima: U32, c: int) -> F32:
-    """Scales that explain a sample's mantissas, one for each of TOP_CODES: f32 [n, m, 8], NaN where none does.
+def candidates(rows: Rows, sample: U16, maxima: U32, c: int, wanted: int) -> F32:
+    """The first `wanted` scales that explain a sample's mantissas, in the order of TOP_CODES.
 
-    sample: u16 [n, k, C], some rows of each row of blocks; maxima: u32 [n, m].
+    sample: u16 [n, k, C], some rows of each row of blocks; maxima: u32 [n, m] -> f32 [n, m, wanted], filled up
+    with NaN.
     """
-    found = rows.candidates(sample, maxima, c, intervals())
+    found = rows.candidates(sample, maxima, c, wanted, intervals())
     found[is_tiny(found)] = np.nan
     return found
 
@@ -128,9 +129,3 @@ def _sample(source: U16, block: Block) -> U16:
     sample_rows = max(2, -(-SAMPLE_ELEMENTS // block[1]))
     steps = np.arange(sample_rows) / (sample_rows - 1)
     return source[begins[:, None] + np.rint((heights[:, None] - 1) * steps).astype(np.int64)]
-
-
-def _first(found: F32) -> F32:
-    """The first of the candidates [n, m, 8] that is a number: f32 [n, m]."""
-    index = (~np.isnan(found)).argmax(axis=2)
-    return np.take_along_axis(found, index[:, :, None], axis=2)[:, :, 0]

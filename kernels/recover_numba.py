@@ -15,11 +15,11 @@ _compiled = njit(cache=True, nogil=True, error_model="numpy")
 
 
 @_compiled
-def candidates(sample: U16, maxima: U32, c: int, lower: F64, upper: F64) -> F32:
-    """f32 [n, m, 8], NaN where no scale explains the sample's mantissas; see recover.candidates."""
+def candidates(sample: U16, maxima: U32, c: int, wanted: int, lower: F64, upper: F64) -> F32:
+    """f32 [n, m, wanted], NaN where no scale explains the sample's mantissas; see recover.candidates."""
     n, m = maxima.shape
     tops = lower.shape[1]
-    found = np.full((n, m, tops), np.nan, np.float32)
+    found = np.full((n, m, wanted), np.nan, np.float32)
     present = np.empty(tops, np.int64)
     for i in range(n):
         for k in range(m):
@@ -60,28 +60,20 @@ def _list(low: Any, high: Any, present: Any) -> Any:
         while members and count <= present.size:
             lowest = members & (~members + np.uint64(1))
             if count < present.size:
-                present[count] = first + _index(lowest)
+                present[count] = (
+                    first + (np.float64(lowest).view(np.int64) >> 52) - 1023
+                )  # 2^n's exponent is n
             count += 1
             members ^= lowest
     return count
 
 
 @_compiled
-def _index(bit: Any) -> int:
-    """Which bit of 64 is set."""
-    index = 0
-    for width in (32, 16, 8, 4, 2, 1):
-        if bit >> np.uint64(width):
-            bit >>= np.uint64(width)
-            index += width
-    return index
-
-
-@_compiled
 def _solve(present: Any, maximum: Any, lower: F64, upper: F64, found: F32) -> None:
-    """The scale that each top code allows a block with these mantissas, or NaN; see recover_numpy."""
+    """The first scales that the top codes allow a block with these mantissas; see recover_numpy."""
     mantissa, exponent = (maximum >> 16) & 0x7F, np.int64(maximum >> 23) - 127 - 7
-    for top in range(found.size):
+    count = 0
+    for top in range(lower.shape[1]):
         low, high = -np.inf, np.inf
         for other in present:
             if low > high:
@@ -91,7 +83,10 @@ def _solve(present: Any, maximum: Any, lower: F64, upper: F64, found: F32) -> No
         if low <= high:
             power_of_two = math.ldexp(1.0, math.frexp(low)[1])
             chosen = power_of_two if power_of_two < high else (low + high) / 2
-            found[top] = np.float32(math.ldexp(chosen, exponent))  # type: ignore[arg-type]
+            found[count] = np.float32(math.ldexp(chosen, exponent))  # type: ignore[arg-type]
+            count += 1
+            if count == found.size:
+                return
 
 
 @_compiled

@@ -11,15 +11,17 @@ U64 = NDArray[np.uint64]
 Bounds = tuple[NDArray[np.float64], NDArray[np.float64]]  # see recover.intervals
 
 
-def candidates(sample: U16, maxima: U32, c: int, bounds: Bounds) -> F32:
-    """f32 [n, m, 8], NaN where no scale explains the sample's mantissas; see recover.candidates."""
+def candidates(sample: U16, maxima: U32, c: int, wanted: int, bounds: Bounds) -> F32:
+    """f32 [n, m, wanted], NaN where no scale explains the sample's mantissas; see recover.candidates."""
     tops = bounds[0].shape[1]
-    found = np.full((*maxima.shape, tops), np.nan, np.float32)
+    found = np.full((*maxima.shape, wanted), np.nan, np.float32)
     few = (maxima != 0) & (_count(_mantissas(sample[:, :1], maxima, c)) <= tops)
     if few.any():  # seldom for fresh weights: a single row has given them away
         present = _mantissas(sample, maxima, c)
         few &= _count(present) <= tops
-        found[few] = _solve(present[few], maxima[few], bounds)
+        scales = _solve(present[few], maxima[few], bounds)
+        numbers_first = np.argsort(np.isnan(scales), axis=1, kind="stable")[:, :wanted]
+        found[few] = np.take_along_axis(scales, numbers_first, axis=1)
     return found
 
 

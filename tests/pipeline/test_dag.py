@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-import pipeline.run
 from pipeline.dag import Stage, arrange, unknown_options
 from pipeline.errors import RecipeError
 from pipeline.stages import STAGES
@@ -130,8 +129,8 @@ def test_an_added_stage_runs_in_its_place(
         seen.append((job.plan.file, sorted(codes), sorted(scales)))
         return dict(scales)
 
-    rows = {**STAGES, "audit": Stage(audit, "scales", "shard", consumes=("codes", "scales"))}
-    monkeypatch.setattr(pipeline.run, "STAGES", rows)
+    row = Stage(audit, "scales", "shard", consumes=("codes", "scales"))
+    monkeypatch.setitem(cast(dict[str, Stage], STAGES), "audit", row)
     text = RECIPE.replace(
         'rewrite = { needs = ["classify", "quantize", "scales"] }',
         'audit = { needs = ["quantize", "scales"] }\nrewrite = { needs = ["classify", "quantize", "audit"] }',
@@ -150,6 +149,6 @@ def test_a_checkpoint_stage_that_is_added_runs_after_the_shards_that_it_needs(
 ) -> None:
     seen: list[int] = []
     count = Stage(lambda whole, receipts: seen.append(len(receipts)), "count", "checkpoint", ("receipts",))
-    monkeypatch.setattr(pipeline.run, "STAGES", {**STAGES, "count": count})
+    monkeypatch.setitem(cast(dict[str, Stage], STAGES), "count", count)
     build(parent, tmp_path / "out", RECIPE.replace("index = {", 'count = { needs = ["rewrite"] }\nindex = {'))
     assert seen == [4]

@@ -136,7 +136,7 @@ class Entries:
 def _entry(name: str, fields: Mapping[str, Any]) -> Entry:
     algorithm = str(fields.get("quant_algo", "")).upper()
     size = fields.get("group_size")
-    if algorithm == BLOCK_FP8 and (isinstance(size, bool) or size not in BLOCKS):
+    if algorithm == BLOCK_FP8 and size not in BLOCKS:
         raise PatchError(
             f"{name} says {BLOCK_FP8} with group_size {size!r}; expected one of {', '.join(map(str, BLOCKS))}"
         )

@@ -42,8 +42,7 @@ def wrap_kda(cls: type) -> None:
 
     @functools.wraps(original)
     def init(self: Any, config: Any, vllm_config: Any, prefix: str = "") -> None:
-        kept = vllm_config.quant_config
-        self.__dict__["_kept_quant_config"] = kept if serves_blocks(kept) else None
+        self.__dict__["_kept_quant_config"] = vllm_config.quant_config
         original(self, config, vllm_config, prefix)
 
     def get(self: Any) -> Any:

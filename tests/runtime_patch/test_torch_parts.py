@@ -74,6 +74,17 @@ def test_two_levels_give_the_order_of_one(scores, k, width, data):
     assert got.tolist() == torch_topk.reference(scores, lengths, k).tolist()
 
 
+def test_keys_order_as_scores():
+    """Keys of one index rise with the scores, negative, subnormal and infinite ones too."""
+    scores = torch.tensor([float("-inf"), -3e38, -1.0, -1e-40, 0.0, 1e-40, 1.0, 3e38, float("inf")])
+    keys = torch_topk.pack(scores, torch.zeros(len(scores), dtype=torch.int32))
+    assert (keys.diff() > 0).all()
+    assert torch.equal(
+        torch_topk.pack(torch.tensor([-0.0]), torch.tensor([3])),
+        torch_topk.pack(torch.zeros(1), torch.tensor([3])),
+    )
+
+
 def test_garbage_beyond_a_rows_end_is_never_chosen():
     """Columns past a row's length may hold anything, NaN too: the logits kernel leaves them unwritten."""
     scores = torch.tensor([[1.0, 5.0, float("nan"), float("inf")]])

@@ -13,6 +13,7 @@ def parsed(words):
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     given = make_arg_parser(FlexibleArgumentParser()).parse_args(words)
+    given.model = given.model_tag  # as `vllm serve` does with its argument
     engine = AsyncEngineArgs.from_cli_args(given)
     return {
         "max_model_len": engine.max_model_len,

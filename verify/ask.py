@@ -21,7 +21,14 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON o
 
 
 def source_at(place: str) -> Source:
-    """The folder or file at `place`. Raises click.UsageError if there is none."""
+    """The folder, file, http(s) address or hf:// repository at `place`. Raises click.UsageError if there is none."""
+    if place.startswith(("http://", "https://", "hf://")):
+        from verify.remote_places import PlaceError, hub_repository, web_folder
+
+        try:
+            return hub_repository(place) if place.startswith("hf://") else web_folder(place)
+        except PlaceError as error:
+            raise click.UsageError(str(error)) from None
     path = Path(place)
     if not path.exists():
         raise click.UsageError(f"{place}: there is no such folder or file.")
@@ -30,8 +37,11 @@ def source_at(place: str) -> Source:
     return Folder(path)
 
 
-def answer(report: Report, as_json: bool) -> None:
+def answer(report: Report, as_json: bool, *sources: Source) -> None:
     """Prints the report and ends the process with its exit code."""
+    for source in sources:
+        if source.remote:
+            report.facts["read"] = f"{source.where}, {source.transferred:,} bytes transferred"
     if as_json:
         click.echo(report.as_json())
     else:

@@ -70,4 +70,4 @@ def lint_command(
     source = source_at(place)
     with Bar() as bar:
         report = lint(source, wishes, bar)
-    answer(report, as_json)
+    answer(report, as_json, source)

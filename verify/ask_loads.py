@@ -22,4 +22,5 @@ def loads_command(place: str, runtime: str | None, as_json: bool) -> None:
     \b
     Example: shardmill verify loads build/checkpoint --runtime stock
     """
-    answer(loads(source_at(place), runtime), as_json)
+    source = source_at(place)
+    answer(loads(source, runtime), as_json, source)

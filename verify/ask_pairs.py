@@ -25,7 +25,7 @@ def diff_command(a: str, b: str, by_bytes: bool, as_json: bool) -> None:
     first, second = source_at(a), source_at(b)
     with Bar() as bar:
         report = diff(first, second, by_bytes, bar)
-    answer(report, as_json)
+    answer(report, as_json, first, second)
 
 
 @click.command("roundtrip")
@@ -56,7 +56,7 @@ def roundtrip_command(
     source, origin = source_at(place), source_at(parent)
     with Bar() as bar:
         report = roundtrip(source, origin, limits, everything, bar)
-    answer(report, as_json)
+    answer(report, as_json, source, origin)
 
 
 @click.command("reproduce")
@@ -80,4 +80,4 @@ def reproduce_command(
     source, origin = source_at(place), source_at(parent)
     with Bar() as bar:
         report = reproduce(source, origin, None if everything else blocks, seed, recipe, bar)
-    answer(report, as_json)
+    answer(report, as_json, source, origin)

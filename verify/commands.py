@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import click
 
 QUESTIONS: Mapping[str, tuple[str, str]] = {  # question -> (module:command, one line of help)
+    "all": ("verify.ask_all:all_command", "Every question that applies."),
     "integrity": ("verify.ask_integrity:integrity_command", "Is it whole, and is it what was published?"),
     "lint": ("verify.ask_lint:lint_command", "Does it make sense: scales, names, groups, config?"),
     "loads": ("verify.ask_loads:loads_command", "Would vLLM load it, and which module takes each tensor?"),
@@ -24,6 +25,8 @@ QUESTIONS: Mapping[str, tuple[str, str]] = {  # question -> (module:command, one
         "verify.ask_pairs:reproduce_command",
         "Are the blocks what their recipe makes of the parent?",
     ),
+    "sign": ("verify.ask_signature:sign_command", "Sign it, with a provenance statement."),
+    "signature": ("verify.ask_signature:signature_command", "Are these the files that a key's owner signed?"),
     "accept": ("verify.accept.commands:accept", "Is it as good as its parent, served?"),
     "fit": ("verify.fit.commands:fit", "Does it fit the card, with how much context?"),
 }

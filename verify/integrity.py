@@ -23,6 +23,7 @@ from verify.structure import structure_faults
 from verify.values import Law, Look, laws_of
 
 # Signatures and provenance are made after the manifest and vouch for it; they can't be listed in it.
+SMALL_BYTES_MAX = 4 << 20  # of files whose sha256 a remote place does not state; these are read
 AFTER_THE_MANIFEST = ("model.sig", "provenance.intoto.json")
 
 
@@ -38,18 +39,22 @@ class Opened:
 def integrity(
     source: Source,
     parent: Source | None = None,
-    read_data: bool = True,
+    read_data: bool | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Report:
-    """`progress` is told of bytes done and bytes in all. Without `read_data` only headers are judged."""
+    """`read_data` False judges headers, and digests that the place states; None reads what lies on this machine.
+
+    `progress` is told of bytes done and bytes in all.
+    """
     report = Report("integrity")
     opened = _open(source, report)
     origin = parentage(opened.checkpoint, opened.linears, parent, report) if parent is not None else None
     if origin is None:
         report.leaves_out("parent", "no --parent given")
-    if not read_data:
-        for topic in ("digests", "scales", "codes"):
+    if read_data is False or (read_data is None and source.remote):
+        for topic in ("scales", "codes"):
             report.leaves_out(topic, "headers only")
+        _stated_digests(opened.checkpoint, report)
     else:
         _data(opened, origin, parent, report, progress)
     report.fine = _fine(opened.checkpoint, report)
@@ -155,6 +160,28 @@ def _data(
     if origin is not None and parent is not None:
         report.add(*origin.source_faults(stream(parent, sources, None, told)))
         report.checks("parent")
+
+
+def _stated_digests(checkpoint: Checkpoint, report: Report) -> None:
+    """The manifest's sha256 against those that the place states (a hub's, of large files); small files are read."""
+    manifest, stated = checkpoint.manifest, checkpoint.source.digests
+    if manifest is None or not stated:
+        report.leaves_out("digests", "headers only")
+        return
+    small: list[FileJob] = []
+    for path, record in manifest.files.items():
+        if path not in checkpoint.files or record.sha256 is None:
+            continue
+        if path in stated and stated[path] != record.sha256:
+            report.add(
+                Finding("file-digest", path, "", record.sha256, f"{stated[path]}, as the place states")
+            )
+        elif path not in stated and checkpoint.files[path] == record.bytes <= SMALL_BYTES_MAX:
+            small.append(FileJob(path, record.bytes, True, ()))
+    for result in stream(checkpoint.source, small).values():
+        report.add(*result.findings, *_digest_faults(manifest, result))
+    report.checks("digests of files, as the place states them")
+    report.leaves_out("digests of tensors", "headers only")
 
 
 def _jobs(opened: Opened, origin: Parentage | None) -> Iterator[FileJob]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -41,6 +41,14 @@ class Source(Protocol):
 
     where: str  # for people
     remote: bool  # reading everything costs transfer
+
+    @property
+    def digests(self) -> Mapping[str, str]:
+        """File -> the sha256 that the place itself states, where it does."""
+
+    @property
+    def transferred(self) -> int:
+        """Bytes that came over a network so far."""
 
     def files(self) -> dict[str, int]:
         """Path relative to the place -> bytes, of every readable regular file but dotfiles."""
@@ -100,8 +108,10 @@ class Folder:
     """A local folder, or one file of it (`only`)."""
 
     remote = False
+    transferred = 0
 
     def __init__(self, path: Path) -> None:
+        self.digests: Mapping[str, str] = {}
         self.root = path if path.is_dir() else path.parent
         self._only = None if path.is_dir() else path.name
         self.where = str(path)

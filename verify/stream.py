@@ -23,6 +23,7 @@ from verify.findings import Finding, UnreadableError
 from verify.source import Reader, Source
 from verify.threads import pinned
 
+GAP_BYTES_MAX = 64 << 10  # runs of bytes closer than this are read as one
 STRIP_BYTES = 1 << 20  # read, hashed and looked at while in the second-level cache
 
 Strip = NDArray[np.uint8]
@@ -136,7 +137,9 @@ class _Pass:
     def _strips(self) -> Iterator[tuple[int, int]]:
         """The whole file for a sha256; else the runs of bytes that the tasks need."""
         runs = (
-            [(0, self._job.size)] if self._job.sha256 else runs_of([task.tensor for task in self._job.tasks])
+            [(0, self._job.size)]
+            if self._job.sha256
+            else runs_of((task.tensor for task in self._job.tasks), GAP_BYTES_MAX)
         )
         for first, last in runs:
             for begin in range(first, last, STRIP_BYTES):

@@ -1,0 +1,161 @@
+"""The commands: help with an example, JSON alone on stdout, exit codes, sentences instead of tracebacks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.zoo.clean import mixed_child, nvfp4_parent
+from verify.commands import QUESTIONS, verify
+
+OURS = [question for question in QUESTIONS if question not in ("accept", "fit")]
+
+
+def _ask(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(verify, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Path, Path]:
+    mixed_child().write(tmp_path / "child")
+    nvfp4_parent().write(tmp_path / "parent")
+    return tmp_path / "child", tmp_path / "parent"
+
+
+@pytest.mark.parametrize("question", OURS)
+def test_every_question_has_help_with_an_example(question: str) -> None:
+    result = _ask(question, "--help")
+    assert result.exit_code == 0
+    assert f"Example: shardmill verify {question} " in result.output
+
+
+def test_the_group_lists_its_questions_without_importing_them() -> None:
+    code = "import sys, verify.commands as c; c.verify.main(['--help'], standalone_mode=False);"
+    code += "assert not {'numpy', 'xxhash', 'verify.integrity', 'huggingface_hub'} & set(sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert all(question in shown.stdout for question in QUESTIONS)
+
+
+@pytest.mark.parametrize("extra", [(), ("--parent",)])
+def test_a_clean_child_exits_0_and_json_is_all_there_is_on_stdout(
+    pair: tuple[Path, Path], extra: tuple[str, ...]
+) -> None:
+    result = _ask("integrity", pair[0], "--json", *extra, *([pair[1]] if extra else []))
+    value = json.loads(result.stdout)
+    assert (result.exit_code, value["question"], value["status"]) == (0, "integrity", "clean")
+    assert value["findings"] == []
+    assert ("parent" in value["checked"], "parent" in value["not_checked"]) == (bool(extra), not extra)
+    assert {"structure", "scales", "codes", "config", "digests"} <= set(value["checked"])
+
+
+def test_without_a_manifest_digests_are_said_not_to_be_checked(pair: tuple[Path, Path]) -> None:
+    assert "digests" in json.loads(_ask("integrity", pair[1], "--json").stdout)["not_checked"]
+    assert "not checked: digests" in _ask("integrity", pair[1]).output
+
+
+def test_a_finding_in_json_names_rule_file_tensor_expected_and_got(pair: tuple[Path, Path]) -> None:
+    (pair[0] / "tokenizer.json").write_bytes(b"[]")
+    result = _ask("integrity", pair[0], "--json")
+    (finding,) = json.loads(result.stdout)["findings"]
+    assert result.exit_code == 1
+    assert list(finding) == ["rule", "severity", "file", "tensor", "expected", "got"]
+    assert (finding["rule"], finding["severity"], finding["file"]) == ("SM055", "error", "tokenizer.json")
+    assert len(finding["expected"]) == len(finding["got"]) == 64
+
+
+def test_people_get_one_line_for_a_fine_file_and_what_to_do_for_a_finding(pair: tuple[Path, Path]) -> None:
+    (pair[0] / "tokenizer.json").write_bytes(b"[]")
+    lines = _ask("integrity", pair[0]).output.splitlines()
+    assert sum(line.startswith("ok  model-00001-of-00002.safetensors") for line in lines) == 1
+    assert any(line.startswith("error SM055 file-digest: ") for line in lines)
+    assert any(line.startswith("    what to do: ") for line in lines)
+    assert lines[-1] == "integrity: 1 error"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("integrity", "nowhere"), "nowhere: there is no such folder or file"),
+        (("lint", "{child}/config.json"), "give a checkpoint's folder"),
+        (("lint", "{child}", "--select", "SM9"), "'SM9' is no rule"),
+        (("lint", "{child}", "--tp", "x"), "give sizes like 1,2"),
+        (("roundtrip", "{child}"), "--parent"),
+        (("wonder", "{child}"), "No such command"),
+    ],
+)
+def test_a_question_that_cannot_be_asked_exits_2(
+    pair: tuple[Path, Path], arguments: tuple[str, ...], said: str
+) -> None:
+    result = _ask(*(argument.format(child=pair[0]) for argument in arguments))
+    assert (result.exit_code, said in result.output) == (2, True)
+    assert "Traceback" not in result.output
+
+
+def test_a_question_of_another_room_that_is_not_there_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(QUESTIONS, "dream", ("verify.dream.commands:dream", "A room not built."))  # type: ignore[arg-type]
+    result = _ask("dream", "x")
+    assert (result.exit_code, "cannot be asked here" in result.output) == (2, True)
+
+
+def test_all_asks_what_applies_and_gives_one_verdict(pair: tuple[Path, Path]) -> None:
+    result = _ask("all", pair[0], "--parent", pair[1], "--json")
+    value = json.loads(result.stdout)
+    assert (result.exit_code, value["status"]) == (0, "clean")
+    assert list(value["facts"]) == ["integrity", "lint", "loads", "roundtrip", "reproduce"]
+
+
+def test_python_m_verify_works_without_pipeline(pair: tuple[Path, Path]) -> None:
+    code = "import sys; sys.modules['pipeline'] = None; import runpy; sys.argv = ['verify', 'integrity', sys.argv[1]];"
+    code += "runpy.run_module('verify', run_name='__main__')"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(pair[0])], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "integrity: clean")
+
+
+def test_selected_and_ignored_rules(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    (pair[1] / "model-00001-of-00002.safetensors").unlink()
+    everything = json.loads(_ask("lint", pair[1], "--json").stdout)["findings"]
+    only = json.loads(_ask("lint", pair[1], "--json", "--select", "missing-shard").stdout)["findings"]
+    assert {f["rule"] for f in only} == {"SM022"}
+    assert len(everything) > len(only)
+    ignore = tmp_path / "ignore"
+    ignore.write_text("SM022 model-0000*  # lies on another disk\n\n# a comment\n")
+    report = json.loads(_ask("lint", pair[1], "--json", "--ignore", str(ignore)).stdout)
+    assert "SM022" not in {f["rule"] for f in report["findings"]}
+    assert report["facts"]["ignored"] == {"SM022 missing-shard: lies on another disk": 1}
+
+
+@pytest.mark.parametrize(
+    ("line", "said"), [("SM022", "without a reason"), ("SM999 # x", "is not"), ("SM022 a b # x", "is not")]
+)
+def test_an_ignore_line_needs_a_rule_and_a_reason(
+    pair: tuple[Path, Path], tmp_path: Path, line: str, said: str
+) -> None:
+    (tmp_path / "ignore").write_text(line)
+    result = _ask("lint", pair[0], "--ignore", str(tmp_path / "ignore"))
+    assert (result.exit_code, said in result.output) == (2, True)
+
+
+def test_a_demanded_tensor_parallel_size_that_cuts_a_block_is_an_error(pair: tuple[Path, Path]) -> None:
+    assert _ask("lint", pair[0], "--tp", "1").exit_code == 0
+    result = _ask("lint", pair[0], "--tp", "8", "--json")
+    assert [f["rule"] for f in json.loads(result.stdout)["findings"]] == ["SM207"]
+
+
+def test_names_in_hostile_files_reach_the_terminal_without_control_characters(
+    pair: tuple[Path, Path],
+) -> None:
+    index = pair[1] / "model.safetensors.index.json"
+    value = json.loads(index.read_text())
+    value["weight_map"]["\x1b[31mred\u202e"] = "model-00001-of-00002.safetensors"
+    index.write_text(json.dumps(value))
+    output = _ask("integrity", pair[1]).output
+    assert "\x1b" not in output
+    assert "\u202e" not in output
+    assert "\\x1b[31mred" in output

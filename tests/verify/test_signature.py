@@ -1,0 +1,132 @@
+"""What was signed is vouched for byte by byte, and the provenance says what the manifest says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tests.zoo.clean import mixed_child, plain
+
+pytest.importorskip("model_signing", reason="needs the extra `sign`")
+
+from cryptography.hazmat.primitives import serialization as form
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from verify.commands import verify
+from verify.integrity import integrity
+from verify.provenance import PROVENANCE
+from verify.signature import SIGNATURE, SigningError, check_signature, sign
+from verify.source import Folder
+
+
+def _keys(folder: Path, name: str = "k") -> tuple[Path, Path]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    private, public = folder / f"{name}.pem", folder / f"{name}.pub"
+    private.write_bytes(key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption()))
+    public.write_bytes(
+        key.public_key().public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo)
+    )
+    return private, public
+
+
+@pytest.fixture
+def signed(tmp_path: Path) -> tuple[Path, Path]:
+    """A signed child, and the public key."""
+    mixed_child().write(tmp_path / "c")
+    private, public = _keys(tmp_path)
+    report = sign(tmp_path / "c", private, None)
+    assert report.findings == []
+    return tmp_path / "c", public
+
+
+def test_a_signed_checkpoint_is_vouched_for_and_still_whole(signed: tuple[Path, Path]) -> None:
+    folder, public = signed
+    report = check_signature(folder, public)
+    assert (report.findings, report.checked) == ([], ["signature", "provenance"])
+    assert integrity(Folder(folder)).findings == []
+
+
+@pytest.mark.parametrize(
+    "file", ["model-00001-of-00002.safetensors", "shardmill.manifest.json", PROVENANCE, "config.json"]
+)
+def test_any_changed_byte_is_found(signed: tuple[Path, Path], file: str) -> None:
+    folder, public = signed
+    data = bytearray((folder / file).read_bytes())
+    data[-3] ^= 1
+    (folder / file).write_bytes(data)
+    assert "signature-bad" in {f.slug for f in check_signature(folder, public).findings}
+
+
+def test_an_added_file_is_found(signed: tuple[Path, Path]) -> None:
+    folder, public = signed
+    (folder / "run.py").write_bytes(b"")
+    assert [f.slug for f in check_signature(folder, public).findings] == ["signature-bad"]
+
+
+def test_another_key_does_not_vouch(signed: tuple[Path, Path], tmp_path: Path) -> None:
+    _, other = _keys(tmp_path, "other")
+    assert [f.slug for f in check_signature(signed[0], other).findings] == ["signature-bad"]
+
+
+def test_no_signature_and_a_malformed_one_are_findings(signed: tuple[Path, Path]) -> None:
+    folder, public = signed
+    (folder / SIGNATURE).write_bytes(b"{}")
+    assert [f.slug for f in check_signature(folder, public).findings] == ["signature-bad"]
+    (folder / SIGNATURE).unlink()
+    assert [f.slug for f in check_signature(folder, public).findings] == ["signature-missing"]
+
+
+def test_the_provenance_names_parent_sources_recipe_and_files(signed: tuple[Path, Path]) -> None:
+    folder, _ = signed
+    manifest = json.loads((folder / "shardmill.manifest.json").read_text())
+    said = json.loads((folder / PROVENANCE).read_text())
+    assert {row["name"]: row["digest"]["sha256"] for row in said["subject"]} == {
+        name: row["sha256"] for name, row in manifest["files"].items()
+    }
+    made = said["predicate"]["buildDefinition"]
+    assert made["externalParameters"] == {"recipe": "zoo", "numerics": ["amax/1"]}
+    sources = {k: v for shard in manifest["shards"].values() for k, v in shard["sources"].items()}
+    assert {row["name"]: row["digest"]["xxh3-128"] for row in made["resolvedDependencies"][1:]} == sources
+
+
+def test_a_statement_that_says_something_else_is_found_even_if_signed(tmp_path: Path) -> None:
+    mixed_child().write(tmp_path / "c")
+    private, public = _keys(tmp_path)
+    sign(tmp_path / "c", private, None)
+    (tmp_path / "c" / PROVENANCE).write_bytes(b"{}\n")
+    from verify.signature import _hashing, _library
+
+    library = _library()
+    signer = library.signing.Config().use_elliptic_key_signer(private_key=private)
+    signer.set_hashing_config(_hashing(library)).sign(tmp_path / "c", tmp_path / "c" / SIGNATURE)
+    assert [f.slug for f in check_signature(tmp_path / "c", public).findings] == ["provenance-differs"]
+
+
+def test_a_faulty_checkpoint_is_not_signed(tmp_path: Path) -> None:
+    mixed_child().write(tmp_path / "c")
+    (tmp_path / "c" / "tokenizer.json").write_bytes(b"{} ")
+    report = sign(tmp_path / "c", _keys(tmp_path)[0], None)
+    assert report.exit_code == 1
+    assert not (tmp_path / "c" / SIGNATURE).exists()
+
+
+def test_a_checkpoint_without_manifest_is_signed_without_provenance(tmp_path: Path) -> None:
+    plain().write(tmp_path / "c")
+    private, public = _keys(tmp_path)
+    sign(tmp_path / "c", private, None)
+    report = check_signature(tmp_path / "c", public)
+    assert (report.findings, list(report.not_checked)) == ([], ["provenance"])
+
+
+def test_a_key_that_is_none_is_a_sentence(tmp_path: Path) -> None:
+    plain().write(tmp_path / "c")
+    (tmp_path / "bad.pem").write_text("x")
+    with pytest.raises(SigningError, match=r"bad\.pem"):
+        sign(tmp_path / "c", tmp_path / "bad.pem", None)
+    result = CliRunner().invoke(
+        verify, ["sign", str(tmp_path / "c"), "--private-key", str(tmp_path / "bad.pem")]
+    )
+    assert (result.exit_code, "Traceback" in result.output) == (2, False)

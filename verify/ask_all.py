@@ -1,0 +1,61 @@
+"""`verify all`: every question that applies, one after the other, and one verdict."""
+
+from __future__ import annotations
+
+import click
+
+from verify.ask import Bar, answer, as_json, source_at
+from verify.findings import Finding, Report
+from verify.integrity import integrity
+from verify.lint import lint
+from verify.loads import loads
+from verify.reproduce import reproduce
+from verify.roundtrip import Limits, roundtrip
+from verify.source import Source
+
+
+@click.command("all")
+@click.argument("place", metavar="DIR")
+@click.option(
+    "--parent", metavar="DIR", help="The checkpoint that it was made from: adds roundtrip and reproduce."
+)
+@as_json
+def all_command(place: str, parent: str | None, as_json: bool) -> None:
+    """Ask every question that applies to the checkpoint in DIR.
+
+    \b
+    Example: shardmill verify all build/checkpoint --parent build/toy-parent
+    """
+    source = source_at(place)
+    origin = source_at(parent) if parent else None
+    with Bar() as bar:
+        reports = ask_all(source, origin, bar)
+    answer(together(reports), as_json, source, *([origin] if origin else []))
+
+
+def ask_all(source: Source, parent: Source | None, bar: Bar) -> list[Report]:
+    reports = [integrity(source, parent, progress=bar), lint(source, progress=bar), loads(source)]
+    if parent is not None:
+        reports += [
+            roundtrip(source, parent, Limits(), progress=bar),
+            reproduce(source, parent, progress=bar),
+        ]
+    return reports
+
+
+def together(reports: list[Report]) -> Report:
+    """One report of all: each finding once, what was and was not checked by question."""
+    whole = Report("all")
+    seen: set[Finding] = set()
+    for report in reports:
+        for finding in report.findings:
+            if finding not in seen:
+                seen.add(finding)
+                whole.add(finding)
+        for topic in report.checked:
+            whole.checks(f"{report.question}: {topic}")
+        for topic, reason in report.not_checked.items():
+            whole.leaves_out(f"{report.question}: {topic}", reason)
+        whole.facts[report.question] = {"verdict": report.status, **report.facts}
+    whole.fine = reports[0].fine
+    return whole

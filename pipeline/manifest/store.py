@@ -1,7 +1,7 @@
 """Where records are kept: the private state of an output folder, and how its files come to be published.
 
-A checkpoint appears whole or not at all. New files are made in `.shardmill/staging`; a commit takes away the gate
-(the index, or model.safetensors where there is none), moves the files in, and puts the gate back last. The commit's
+A checkpoint appears whole or not at all. New files are made in `.shardmill/staging`; a commit takes away the gates
+(the index, and model.safetensors where there is one), moves the files in, and puts the gates back last. The commit's
 journal is written first, so that a cut commit is finished by whoever comes next. The state folder is never
 published and may be deleted: the next build then hashes what it would have believed.
 """
@@ -17,20 +17,23 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import BuildError
-from pipeline.manifest.digest import canonical
+from pipeline.manifest.digest import TensorHash, canonical
 from pipeline.manifest.records import MANIFEST_FILE, Manifest, Receipt
+from pipeline.types import INDEX_FILE, SINGLE_FILE
 
 STATE_FOLDER = ".shardmill"
+_GATES = (SINGLE_FILE, INDEX_FILE)  # without them no loader takes the folder for a checkpoint
 Stat = Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was believed when the last build ended: the stats of files whose bytes the manifest describes."""
+    """What was believed when the last build ended: the stats of files whose bytes that build's manifest describes."""
 
     parent: Mapping[str, Stat] = field(default_factory=dict)
     output: Mapping[str, Stat] = field(default_factory=dict)
     world: str = ""  # digest of everything that the build depended on (pipeline.unchanged)
+    manifest: str = ""  # digest of the manifest that the stats go with; `Store.remember` fills it in
 
 
 class Store:
@@ -61,16 +64,23 @@ class Store:
         return Manifest.from_json(path.read_bytes(), str(path)) if path.exists() else None
 
     def seen(self) -> Seen:
-        """What was noted last; nothing where there is no note, or none that can be read."""
+        """What was noted last. Nothing where that can't be read, or goes with another manifest than the folder's:
+        a build that was cut after its commit has published, but noted nothing.
+        """
         try:
             seen = Seen(**json.loads(self._seen.read_bytes()))
         except (OSError, ValueError, TypeError):
             return Seen()
-        return seen if isinstance(seen.parent, dict) and isinstance(seen.output, dict) else Seen()
+        known = isinstance(seen.parent, dict) and isinstance(seen.output, dict)
+        return seen if known and self._manifest_digest() in (seen.manifest, None) else Seen()
 
     def remember(self, seen: Seen) -> None:
-        fields = {"parent": dict(seen.parent), "output": dict(seen.output), "world": seen.world}
-        _write_whole(self._seen, canonical(fields))
+        noted = {"parent": dict(seen.parent), "output": dict(seen.output), "world": seen.world}
+        _write_whole(self._seen, canonical({**noted, "manifest": self._manifest_digest() or ""}))
+
+    def _manifest_digest(self) -> str | None:
+        path = self.out / MANIFEST_FILE
+        return TensorHash(path.read_bytes()).hexdigest() if path.exists() else None
 
     def start(self, parent: Mapping[str, Stat]) -> None:
         """Notes the parent files' stats that the shards being staged are made from."""
@@ -121,7 +131,7 @@ class Store:
         return sorted(entry.name for entry in self.out.iterdir() if entry.name != STATE_FOLDER)
 
     def commit(self, staged: Sequence[str], removed: Sequence[str], gate: str) -> None:
-        """Publishes the `staged` files and takes the `removed` ones away; `gate` is moved last."""
+        """Publishes the `staged` files and takes the `removed` ones away; `gate` comes back last."""
         fields: dict[str, Any] = {"staged": list(staged), "removed": list(removed), "gate": gate}
         self._sync_folders_of(self.staging, staged)
         _write_whole(self._journal, canonical(fields))
@@ -138,31 +148,33 @@ class Store:
             fields = json.loads(self._journal.read_bytes())
         except FileNotFoundError:
             return False
-        gate, staged = fields["gate"], [*fields["staged"], MANIFEST_FILE]
-        self._lower_gate(gate)
-        # Before anything new: a gate of another kind (a single file, or its index) may be among them.
-        for name in fields["removed"]:
+        last, staged, removed = fields["gate"], fields["staged"], fields["removed"]
+        for gate in _GATES:
+            self._lower(gate, gate in removed)
+        _sync_folder(self.out)
+        for name in removed:
             (self.out / name).unlink(missing_ok=True)
-        for name in sorted(staged, key=lambda name: name == MANIFEST_FILE):
-            if name != gate:
+        for name in staged:
+            if name not in (*_GATES, MANIFEST_FILE):
                 self._publish(name)
+        self._publish(MANIFEST_FILE)
         self._sync_folders_of(self.out, staged)
-        self._publish(gate)
+        for gate in sorted(_GATES, key=lambda name: name == last):
+            self._publish(gate)
         _sync_folder(self.out)
         self._journal.unlink()
         _sync_folder(self.state)
         self.sweep(keep=())
         return True
 
-    def _lower_gate(self, gate: str) -> None:
-        """Takes the gate out of the folder. One that stays as it is goes back to staging, to return unchanged."""
+    def _lower(self, gate: str, removed: bool) -> None:
+        """Takes a gate out of the folder. One that stays as it is goes back to staging, to return unchanged."""
         published = self.out / gate
         if published.exists():
-            if (self.staging / gate).exists():
+            if removed or (self.staging / gate).exists():
                 published.unlink()
             else:
                 published.rename(self.staging / gate)
-            _sync_folder(self.out)
 
     def _sync_folders_of(self, home: Path, names: Sequence[str]) -> None:
         """Makes the places of `names` below `home`, and of all that stands there, outlast a power cut."""

@@ -69,7 +69,9 @@ def test_nothing_to_do_reads_no_data_and_writes_nothing(
     summary = build(parent, built)
     assert (summary.made, summary.files_written, summary.bytes_read, opened) == ((), (), 0, [])
     after = listing(built)
-    assert {name: after[name] for name in published(built)} == {name: before[name] for name in published(built)}
+    assert {name: after[name] for name in published(built)} == {
+        name: before[name] for name in published(built)
+    }
     assert why(parent, built) == {}
 
 

@@ -8,6 +8,7 @@ Value = E2M1 code * (E4M3 group scale * f32 tensor scale), both products in f32.
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kernels.formats import E2M1_MAX, E2M1_VALUES, E4M3_MAX, E4M3_VALUES, F32, U8, nearest_codes
 
@@ -39,6 +40,26 @@ def decode(packed: U8, group_scales: U8, tensor_scale: np.float32) -> F32:
     """packed u8 [R, C/2], group scales as E4M3 codes u8 [R, C/16], tensor scale f32 -> f32 [R, C]."""
     scales = E4M3_VALUES[group_scales] * np.float32(tensor_scale)
     return E2M1_VALUES[unpack(packed)] * np.repeat(scales, GROUP, axis=1)
+
+
+def rescale(group_scales: U8, own: np.float32, other: np.float32) -> tuple[U8, NDArray[np.bool_]]:
+    """Group scales, as E4M3 codes of any shape, that stood under the tensor scale `own`, for the scale `other` >= own.
+
+    Each becomes the nearest E4M3 to value * (own / other), ties to even, in f32. Returns the new codes and, of the
+    same shape, which of them vanish: not zero before, zero now.
+    """
+    assert other >= own, f"{other} < {own}: a group scale could leave E4M3's range"
+    shrunk = nearest_codes(E4M3_VALUES * (own / other), E4M3_VALUES)  # one product a code: there are 256
+    shrunk[np.isnan(E4M3_VALUES)] = np.flatnonzero(np.isnan(E4M3_VALUES))
+    codes = shrunk[group_scales]
+    return codes, (codes & 0x7F == 0) & (group_scales & 0x7F != 0)
+
+
+def code_energy(packed: U8, groups: int) -> NDArray[np.float64]:
+    """Sum of the squares of a group's E2M1 values, f64 [groups], of packed codes u8 with 16 codes a group."""
+    squares = E2M1_VALUES.astype(np.float64) ** 2
+    pairs = squares[np.arange(256) & 15] + squares[np.arange(256) >> 4]  # a byte holds two codes
+    return pairs[packed.reshape(groups, GROUP // 2)].sum(axis=1)
 
 
 def pack(codes: U8) -> U8:

@@ -93,10 +93,11 @@ class Quantised:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """An output tensor that was made from the parent's block FP8; its bytes are in the sink."""
+    """An output tensor that a stage made from the parent's quantised tensors; its bytes are in the sink."""
 
     digest: str
     sources: Mapping[str, str]  # parent tensor that it was made from -> digest
+    repair: Mapping[str, Any] | None = None  # what the manifest tells of it, where it is a repair
 
 
 @dataclass(frozen=True, slots=True)

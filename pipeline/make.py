@@ -53,8 +53,8 @@ def make_shard(task: ShardTask, watch: Watch) -> Receipt:
     staged.unlink(missing_ok=True)
     with ExitStack() as files:
         opened = {
-            each.path.name: (files.enter_context(Source(each.path, each.stat)), each.data_begin)
-            for each in task.inputs
+            shard: (files.enter_context(Source(each.path, each.stat)), each.data_begin)
+            for shard, each in zip(task.plan.inputs, task.inputs, strict=True)
         }
         sink = files.enter_context(Sink(staged, task.plan.header.file_bytes))
         if task.plan.rewritten:

@@ -32,6 +32,8 @@ from pipeline.types import (
     Part,
     Piece,
     Plan,
+    Reconcile,
+    Rename,
     ShardPlan,
     TensorRef,
     ToBlocks,
@@ -43,6 +45,7 @@ TENSOR_PARALLEL_TOLD = (1, 2, 4, 8)
 
 def make_plan(recipe: Recipe, parent: Parent, assignments: Sequence[Assignment]) -> Plan:
     """The Plan for `parent`, whose tensors are `assignments`. Raises PlanError where the result could not load."""
+    _refuse_collisions(assignments)
     by_shard: dict[str, list[Assignment]] = defaultdict(list)
     for each in assignments:
         by_shard[each.source.shard].append(each)
@@ -87,12 +90,31 @@ def make_plan(recipe: Recipe, parent: Parent, assignments: Sequence[Assignment])
         readme=readme,
         conversions=converted,
         dropped=_dropped(assignments, outputs),
+        renamed={
+            each.source.name: each.action.name for each in assignments if isinstance(each.action, Rename)
+        },
+        repairs=tuple({"repair": "input_scales/1", "file": file} for file in sorted(parent.replaced)),
         carried=parent.carried,
         single=parent.single,
         families=families,
         loads=loads,
         key=key,
     )
+
+
+def _refuse_collisions(assignments: Iterable[Assignment]) -> None:
+    """Two tensors of the parent must not come out under one name."""
+    maker: dict[str, str] = {}
+    problems = []
+    for each in assignments:
+        for name, *_ in each.action.outputs(each.source):
+            if name in maker:
+                problems.append(
+                    f"{name}: would be made twice, from {maker[name]} and from {each.source.name}"
+                )
+            maker[name] = each.source.name
+    if problems:
+        raise PlanError(problems)
 
 
 def _dropped(assignments: Iterable[Assignment], outputs: Mapping[str, TensorRef]) -> tuple[str, ...]:
@@ -121,23 +143,29 @@ def _shard(header: Header, assignments: Sequence[Assignment]) -> ShardPlan | Non
         else header
     )
     pieces = tuple(_piece(ref, *outputs[ref.name][:2]) for ref in layout.tensors)
-    inputs = {header.shard: None, **{each.scales.shard: None for each in assignments if each.scales}}
+    read = [ref for each in assignments for ref in (each.scales, *each.reads) if ref]
+    inputs = {header.shard: None, **{ref.shard: None for ref in read}}
     return ShardPlan(
         header.shard, layout, pieces, tuple(inputs), rewritten, _shard_key(header, layout, assignments)
     )
 
 
 def _piece(ref: TensorRef, each: Assignment, part: Part) -> Piece:
-    return Piece(ref, each.source, part, each.action, each.scales)
+    return Piece(ref, each.source, part, each.action, each.scales, each.reads)
 
 
-def _shard_key(source: Header, output: Header, assignments: Iterable[Assignment]) -> str:
+def _shard_key(source: Header, output: Header, assignments: Sequence[Assignment]) -> str:
     """Digest of all that can change the file's bytes, but for the parent's data."""
-    deeds = {
+    deeds: dict[str, list[Any]] = {
         each.source.name: [each.action.numerics, each.action.block.rows, each.action.block.cols]
         for each in assignments
         if isinstance(each.action, Conversion)
     }
+    deeds.update(
+        (each.source.name, [each.action.numerics])
+        for each in assignments
+        if isinstance(each.action, Reconcile)
+    )
     return key_of([output.shard, output.digest, source.digest, source.file_bytes, deeds])
 
 

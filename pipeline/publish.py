@@ -85,7 +85,7 @@ def _stats_now(parent: Parent, settings: Settings) -> Mapping[str, Stat]:
     """The stats that the parent was read under. Our own hard links have moved the ctime of some, and nothing else."""
     if settings.passthrough != "hardlink":
         return parent.stats
-    now = {name: file_stat(parent.folder / name) for name in parent.stats}
+    now = {name: file_stat(parent.path(name)) for name in parent.stats}
     return {name: now[name] if now[name][:3] == stat[:3] else stat for name, stat in parent.stats.items()}
 
 
@@ -135,6 +135,7 @@ def _receipt_before(before: Manifest | None, shard: ShardPlan) -> Receipt:
         tensors=record.tensors,
         sources=record.sources,
         counts=counts,
+        repairs=tuple(repair for repair in before.repairs if repair.get("tensor") in record.tensors),
     )
 
 
@@ -157,15 +158,15 @@ def _parent_verified(prepared: Prepared, receipts: Sequence[Receipt]) -> bool:
     known = [
         holds_tensors(prepared.lock, shard.inputs[0], _input_digests(shard, receipt))
         for shard, receipt in zip(prepared.plan.shards, receipts, strict=True)
-        if not prepared.plan.dropped
+        if not prepared.plan.dropped and shard.file not in prepared.parent.replaced
     ]
     return prepared.held_by_bytes or (all(known) and len(known) == len(prepared.parent.headers))
 
 
 def _input_digests(shard: ShardPlan, receipt: Receipt) -> dict[str, str]:
     """Parent tensor -> digest, for every tensor that the shard was made from."""
-    sources = {piece.source.name for piece in shard.pieces}
-    return {name: receipt.sources.get(name) or receipt.tensors[name] for name in sources}
+    outputs = {piece.source.name: piece.ref.name for piece in shard.pieces}
+    return {name: receipt.sources.get(name) or receipt.tensors[output] for name, output in outputs.items()}
 
 
 def _manifest(
@@ -195,4 +196,6 @@ def _manifest(
             for name, (family, action) in plan.conversions.items()
         },
         dropped=plan.dropped,
+        renamed=plan.renamed,
+        repairs=(*plan.repairs, *(repair for receipt in receipts for repair in receipt.repairs)),
     )

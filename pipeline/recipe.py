@@ -14,10 +14,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from pipeline.errors import RecipeError
-from pipeline.globs import expand, fold
+from pipeline.globs import captures, expand, fold
 from pipeline.types import (
     SCALE_SUFFIXES,
     Action,
@@ -27,6 +35,8 @@ from pipeline.types import (
     Drop,
     QuantizeBlock,
     Reblock,
+    Reconcile,
+    Rename,
     TensorRef,
 )
 
@@ -87,6 +97,8 @@ _NEEDS = {
     "quantize": ("block", "expect"),
     "dequantise": ("source_block", "expect"),
     "reblock": ("source_block", "block", "expect"),
+    "reconcile": ("expect",),
+    "rename": ("to", "expect"),
     "keep": ("reason",),
     "drop": ("reason",),
 }
@@ -100,10 +112,11 @@ class Family(_Matching):
     """
 
     name: Text
-    action: Literal["quantize", "dequantise", "reblock", "keep", "drop"]
+    action: Literal["quantize", "dequantise", "reblock", "reconcile", "rename", "keep", "drop"]
     block: Block | None = None
     source_block: Block | None = None  # the parent's
     numerics: str = "amax/1"
+    to: Text | None = None  # the new name of a family that is renamed: a glob with the wildcards of `match`
     expect: Annotated[int, Field(ge=0, strict=True)] | None = None
     reason: Text | None = None
 
@@ -113,7 +126,7 @@ class Family(_Matching):
         if absent := [f"`{key}`" for key in needed if getattr(self, key) is None]:
             hint = ", the number of its tensors" if "`expect`" in absent else ""
             raise ValueError(f"a family with action {self.action!r} needs {' and '.join(absent)}{hint}")
-        for key in ("block", "source_block"):
+        for key in ("block", "source_block", "to"):
             if key not in needed and getattr(self, key) is not None:
                 raise ValueError(f"`{key}` has no meaning with action {self.action!r}")
         if self.action == "reblock" and not _divides(self.block, self.source_block):
@@ -121,7 +134,17 @@ class Family(_Matching):
                 f"blocks of {self.source_block} do not divide into blocks of {self.block}; only a smaller block "
                 f"keeps every number: dequantise first, then quantise"
             )
+        if self.to and any(
+            len(re.findall(r"\*+", glob)) != len(re.findall(r"\*+", self.to)) for glob in self.globs()
+        ):
+            raise ValueError(f"`to` ({self.to}) must have as many wildcards as each glob of `match`")
         return self
+
+    def _renamed(self, name: str, to: str) -> str:
+        """`to` with its wildcards filled by what those of `match` stand for in `name`, in order."""
+        values = next(found.groups() for glob in self.globs() if (found := captures(glob).fullmatch(name)))
+        pieces = re.split(r"\*+", to)
+        return "".join(piece + value for piece, value in zip(pieces, (*values, ""), strict=True))
 
     def deed(self, ref: TensorRef, scale_suffix: str = "_scale_inv") -> Action:
         """The Action that the family's tensor `ref` gets; new scales are named by `scale_suffix`."""
@@ -129,6 +152,10 @@ class Family(_Matching):
         source = BlockShape(*self.source_block) if self.source_block else None
         if self.action == "keep":
             return Copy()
+        if self.action == "reconcile":
+            return Reconcile()
+        if self.action == "rename" and self.to:
+            return Rename(self._renamed(ref.name, self.to))
         if self.action == "quantize" and block:
             return QuantizeBlock(block, self.numerics, scale_suffix)
         if ref.name.endswith(SCALE_SUFFIXES):
@@ -189,6 +216,10 @@ class Alias(_Table):
     alias: Text
 
 
+# Actions that are done by a stage which most recipes leave out.
+_STAGE_OF = {"dequantise": "dequantise", "reblock": "dequantise", "reconcile": "reconcile"}
+
+
 class Recipe(_Table):
     """The whole of pipeline.toml."""
 
@@ -202,15 +233,24 @@ class Recipe(_Table):
     parallel: tuple[Parallel, ...] = ()
     alias: tuple[Alias, ...] = ()
 
+    _home: Path = PrivateAttr(default=Path())
+
+    @property
+    def home(self) -> Path:
+        """The recipe's folder, from which the paths in it go out."""
+        return self._home
+
     @model_validator(mode="after")
-    def _decoded(self) -> Recipe:
-        decoding = [family.name for family in self.family if family.source_block]
+    def _staged(self) -> Recipe:
+        """An action whose stage may be left out of the DAG needs it there."""
         rewrite = self.stages.get("rewrite")
-        if decoding and rewrite and "dequantise" not in rewrite.needs:
-            raise ValueError(
-                f"family {decoding[0]!r} starts from the parent's FP8: [stages] must have dequantise = "
-                f'{{ needs = ["classify"] }}, and rewrite must need it'
-            )
+        for family in self.family:
+            stage = _STAGE_OF.get(family.action)
+            if stage and rewrite and stage not in rewrite.needs:
+                raise ValueError(
+                    f"family {family.name!r} has action {family.action!r}: [stages] must have {stage} = "
+                    f'{{ needs = ["classify"] }}, and rewrite must need it'
+                )
         return self
 
     @model_validator(mode="after")
@@ -245,7 +285,9 @@ def load(path: Path) -> Recipe:
             families |= _by_name(listed, origin)
             table["family"] = [family for family, _ in families.values()]
     try:
-        return Recipe.model_validate(table)
+        recipe = Recipe.model_validate(table)
+        recipe._home = path.parent
+        return recipe
     except ValidationError as error:
         of_families = [origin for _, origin in families.values()]
         whole = _Origin(path, "")

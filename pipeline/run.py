@@ -192,7 +192,7 @@ def _make(
             plan=shard,
             dag_needs=prepared.dag.needs,
             inputs=tuple(
-                Input(parent.folder / file, parent.stats[file], headers[file].data_begin)
+                Input(parent.path(file), parent.stats[file], headers[file].data_begin)
                 for file in shard.inputs
             ),
             out=store.out,

@@ -65,7 +65,7 @@ def _reason(
     for source in sources:
         if _stat(seen.parent, source.shard) != parent.stats[source.shard]:
             tell(f"reading the parent's {source.shard}: its stat is not the one seen last")
-            found = _digests(parent.folder / source.shard, source)
+            found = _digests(parent.path(source.shard), source)
             before = {name: manifest.input_digest(shard.file, name) for name in found}
             if changed := [name for name in found if before[name] not in (found[name], None)]:
                 return f"the parent's {source.shard} changed: {_and_more(changed)}"

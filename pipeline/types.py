@@ -6,7 +6,7 @@ Only the standard library is used here: planning needs no arrays.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -199,6 +199,26 @@ class Reblock:
 
 
 @dataclass(frozen=True, slots=True)
+class Reconcile:
+    """A global or block scale of an NVFP4 expert's gate or up, made to share one global scale with the other half."""
+
+    numerics: str = "reconcile/1"
+
+    def outputs(self, ref: TensorRef) -> tuple[tuple[str, str, Shape, Part], ...]:
+        return ((ref.name, ref.dtype, ref.shape, "values"),)
+
+
+@dataclass(frozen=True, slots=True)
+class Rename:
+    """The tensor is passed on under another name."""
+
+    name: str
+
+    def outputs(self, ref: TensorRef) -> tuple[tuple[str, str, Shape, Part], ...]:
+        return ((self.name, ref.dtype, ref.shape, "bytes"),)
+
+
+@dataclass(frozen=True, slots=True)
 class Drop:
     """The tensor is left out, as the recipe declares."""
 
@@ -206,7 +226,7 @@ class Drop:
         return ()
 
 
-Action = Copy | QuantizeBlock | Dequantise | Reblock | Drop
+Action = Copy | QuantizeBlock | Dequantise | Reblock | Reconcile | Rename | Drop
 Conversion = QuantizeBlock | Dequantise | Reblock  # what changes a weight's bytes or their meaning
 ToBlocks = QuantizeBlock | Reblock  # what leaves a weight in block FP8
 FromBlocks = Dequantise | Reblock  # what starts from the parent's block FP8, and so reads its scales
@@ -224,6 +244,7 @@ class Piece:
     part: Part
     action: Action
     scales: TensorRef | None = None  # the parent's scales of `source`, where the action reads them
+    reads: tuple[TensorRef, ...] = ()  # further tensors of the parent that the action reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +255,7 @@ class Assignment:
     family: str
     action: Action
     scales: TensorRef | None = None  # the parent's scales of `source`, where the action reads them
+    reads: tuple[TensorRef, ...] = ()  # further tensors of the parent that the action reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +285,11 @@ class Parent:
     carried: tuple[str, ...]  # other files that the child gets, relative POSIX paths
     left: Mapping[str, str]  # other files that it does not get -> why
     single: bool  # one model.safetensors without an index
+    replaced: Mapping[str, Path] = field(default_factory=dict)  # shards that a repair takes from elsewhere
+
+    def path(self, file: str) -> Path:
+        """Where the bytes of the parent's `file` are read."""
+        return self.replaced.get(file, self.folder / file)
 
     @cached_property
     def tensors(self) -> dict[str, TensorRef]:
@@ -313,6 +340,8 @@ class Plan:
     readme: bytes
     conversions: Mapping[str, tuple[str, Conversion]]  # weight -> its family and what is done with it
     dropped: tuple[str, ...]
+    renamed: Mapping[str, str]  # parent tensor -> output tensor
+    repairs: tuple[Mapping[str, Any], ...]  # what was repaired, as far as headers tell
     carried: tuple[str, ...]
     single: bool
     families: tuple[FamilySum, ...]

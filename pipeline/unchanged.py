@@ -45,11 +45,19 @@ def world(recipe: Recipe, folder: Path, store: Store, settings: Settings, lock: 
             "lock": lock.to_json().decode() if lock else None,
             "sha256": settings.file_digests,
             "parent": _stats_below([folder]),
+            "named": _stats_named(recipe),
             "output": {
                 name: file_stat(store.out / name) for name in (*sorted(store.seen().output), MANIFEST_FILE)
             },
         }
     )
+
+
+def _stats_named(recipe: Recipe) -> dict[str, Stat]:
+    """Path -> stat of the files that options of the recipe's stages name."""
+    values = [value for table in recipe.stages.values() for value in table.options.values()]
+    paths = [recipe.home / value for value in values if isinstance(value, str)]
+    return {str(path): file_stat(path) for path in paths if path.is_file()}
 
 
 def _stats_below(folders: Iterable[Path]) -> dict[str, Stat]:

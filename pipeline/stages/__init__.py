@@ -11,21 +11,27 @@ from pipeline.dag import Stage
 from pipeline.stages.classify import classify
 from pipeline.stages.dequantise import dequantise
 from pipeline.stages.index import index
+from pipeline.stages.input_scales import input_scales
 from pipeline.stages.quantize import quantize
+from pipeline.stages.reconcile import reconcile
 from pipeline.stages.rewrite import rewrite
 from pipeline.stages.scales import scales
 from pipeline.stages.scan import scan
 
 STAGES: Mapping[str, Stage] = {
     "scan": Stage(scan, produces="headers", scope="checkpoint"),
+    "input_scales": Stage(
+        input_scales, consumes=("headers",), produces="headers", scope="checkpoint", options=("from", "into")
+    ),
     "classify": Stage(classify, consumes=("headers",), produces="assignments", scope="checkpoint"),
     "quantize": Stage(quantize, consumes=("assignments",), produces="codes", scope="shard"),
     "scales": Stage(scales, consumes=("codes",), produces="scales", scope="shard"),
     "dequantise": Stage(dequantise, consumes=("assignments",), produces="values", scope="shard"),
+    "reconcile": Stage(reconcile, consumes=("assignments",), produces="repairs", scope="shard"),
     "rewrite": Stage(
         rewrite,
         consumes=("assignments", "codes", "scales"),
-        accepts=("values",),
+        accepts=("values", "repairs"),
         produces="receipts",
         scope="shard",
     ),

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kernels.block_fp8 import RECIPES
-from pipeline import fp8_source
+from pipeline import fp8_source, nvfp4_source
 from pipeline.errors import PlanError
 from pipeline.globs import GlobSet, fused_instances, nearest
 from pipeline.job import Checkpoint
 from pipeline.profiles import PROFILES
 from pipeline.recipe import Family, Fused, Recipe
-from pipeline.types import Assignment, Dequantise, Drop, Parent, QuantizeBlock, Reblock, TensorRef
+from pipeline.types import Assignment, Dequantise, Drop, Parent, QuantizeBlock, Reblock, Reconcile, TensorRef
 
 _SHOWN = 5  # problems of one kind that are told in full
 _FLOATS = frozenset({"BF16", "F16", "F32"})
@@ -74,7 +74,8 @@ def _assigned(ref: TensorRef, family: Family, scale_suffix: str, parent: Parent)
     action = family.deed(ref, scale_suffix)
     reads_scales = isinstance(action, Dequantise | Reblock)
     scales = fp8_source.scales_of(ref, parent.tensors) if reads_scales else None
-    return Assignment(ref, family.name, action, scales)
+    reads = nvfp4_source.halves(ref, parent.tensors) if isinstance(action, Reconcile) else ()
+    return Assignment(ref, family.name, action, scales, reads)
 
 
 def _unknown_numerics(families: Sequence[Family]) -> list[str]:
@@ -131,6 +132,8 @@ def _unfit(assignments: Sequence[Assignment], parent: Parent) -> Iterable[str]:
             reason = _why_unfit(each.source, each.action, parent)
         elif isinstance(each.action, Dequantise | Reblock):
             reason = fp8_source.why_unfit(each, families)
+        elif isinstance(each.action, Reconcile) and not each.reads:
+            reason = nvfp4_source.WHY_UNFIT
         if reason:
             yield f"{each.source.name} in {each.source.shard}: {reason}"
 

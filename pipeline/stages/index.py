@@ -26,7 +26,7 @@ def index(checkpoint: Checkpoint, headers: Parent, receipts: Sequence[Receipt]) 
             f"{name}: planned in {plan.weight_map.get(name, 'no file')}, written to {written.get(name, 'no file')}; "
             f"this is a fault of shardmill, report it"
         )
-    if lost := set(headers.tensors) - set(written) - set(plan.dropped):
+    if lost := set(headers.tensors) - set(written) - set(plan.dropped) - set(plan.renamed):
         raise BuildError(f"{min(lost)}: the parent holds it, the output does not, and no family drops it")
     return index_bytes(plan.weight_map, plan.tensor_bytes)
 

@@ -39,16 +39,18 @@ def rewrite(
     codes: Mapping[str, Quantised],
     scales: Mapping[str, bytes],
     values: Mapping[str, Decoded] = MappingProxyType({}),
+    repairs: Mapping[str, Decoded] = MappingProxyType({}),
 ) -> Receipt:
     """Fills the sink and returns its Receipt."""
+    made = {**values, **repairs}
     file_hash = hashlib.sha256() if job.settings.file_digests else _NoHash()
     placed = {
         **{name: quantised.codes_digest for name, quantised in codes.items()},
-        **{name: decoded.digest for name, decoded in values.items()},
+        **{name: decoded.digest for name, decoded in made.items()},
     }
     digests = _rewritten(job, file_hash, placed, scales) if job.plan.rewritten else _passed_on(job, file_hash)
     sources = {name: quantised.source_digest for name, quantised in codes.items()}
-    for decoded in values.values():
+    for decoded in made.values():
         sources.update(decoded.sources)
     return Receipt(
         file=job.plan.file,
@@ -59,6 +61,7 @@ def rewrite(
         tensors=digests,
         sources=sources,
         counts={name: quantised.counts for name, quantised in codes.items() if quantised.counts},
+        repairs=tuple(decoded.repair for decoded in made.values() if decoded.repair),
     )
 
 

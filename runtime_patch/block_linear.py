@@ -1,8 +1,8 @@
-"""Linear layers with block-FP8 weights: parameters, the lm_head's loader, and the kernel that runs them.
+"""Linear layers with block-FP8 weights: parameters, scales and the kernel that runs them.
 
-vLLM's DeepSeek-style method already holds a `weight` and a `weight_scale_inv` of any square block and shards
-both. Three things are ours: the scale of lm_head loads by block rows, [32,32] weights get a kernel that can run
-them, and [128,128] weights keep their f32 scales where the card's DeepGEMM kernel would need powers of two.
+vLLM's DeepSeek-style method already holds a `weight` and a `weight_scale_inv` of any square block and shards both.
+Ours are the scales of lm_head, which load by block rows; a check that every scale was loaded; and kernels: one that
+can run [32,32], and f32 scales for [128,128] where the card's DeepGEMM kernel would need powers of two.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.platforms import current_platform
 
 from runtime_patch.block_kernel import BlockGemmKernel
+from runtime_patch.block_scales import check_filled, lm_head_loader
 from runtime_patch.errors import PatchError
-from runtime_patch.lm_head import lm_head_loader
 
 
 @register_weight_loader_v2_supported_method
@@ -44,6 +44,10 @@ class BlockLinearMethod(Fp8LinearMethod):
             attributes["weight_loader"] = lm_head_loader(layer, self.block, attributes["weight_loader"])
         super().create_weights(layer, *args, **attributes)
         self._choose_kernel(layer)
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        check_filled(layer)
+        super().process_weights_after_loading(layer)
 
     def _choose_kernel(self, layer: torch.nn.Module) -> None:
         """Replaces vLLM's own choice, which the parent has just made, where that one cannot serve the block."""

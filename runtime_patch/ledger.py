@@ -60,6 +60,7 @@ LEDGER: tuple[Patch, ...] = (
         remove_when="vLLM picks a kernel that runs [32,32] and ParallelLMHead loads block scales",
         expects={
             f"{_QUANT}/fp8.py:Fp8LinearMethod.create_weights": "97e3b90bf255f5c1",
+            f"{_QUANT}/utils/fp8_utils.py:create_fp8_scale_parameter": "f53911730ef512b1",
             f"{_QUANT}/fp8.py:Fp8LinearMethod.process_weights_after_loading": "7d1780ab4d1f36cc",
             "model_executor/kernels/linear/__init__.py:init_fp8_linear_kernel": "24a079babfc7287d",
             "model_executor/kernels/linear/scaled_mm/triton.py:TritonFp8BlockScaledMMKernel": "bbb22bf19d2931f3",

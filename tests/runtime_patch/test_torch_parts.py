@@ -11,8 +11,8 @@ from hypothesis.extra import numpy as arrays  # noqa: E402
 
 from kernels import torch_topk  # noqa: E402
 from runtime_patch import tiling  # noqa: E402
+from runtime_patch.block_scales import UNFILLED, check_filled, lm_head_loader  # noqa: E402
 from runtime_patch.errors import PatchError  # noqa: E402
-from runtime_patch.lm_head import lm_head_loader  # noqa: E402
 
 
 class Shards:
@@ -46,6 +46,17 @@ def test_lm_head_share_must_be_whole_blocks():
     param = torch.nn.Parameter(torch.zeros(2, 2), requires_grad=False)
     with pytest.raises(PatchError, match="begin at 64"):
         lm_head_loader(Head(64, 128), 128, print)(param, torch.zeros(4, 2))
+
+
+@pytest.mark.parametrize("broken", [UNFILLED, float("nan"), float("inf")])
+def test_a_scale_that_was_not_loaded_is_an_error(broken):
+    """A layer with one block scale that was never filled, or is no number, is refused by name."""
+    layer = Head(0, 1)
+    layer.prefix, layer.weight_scale_inv = "layers.0.in_proj", torch.full((3, 2), 0.5)
+    check_filled(layer)
+    layer.weight_scale_inv[2, 1] = broken
+    with pytest.raises(PatchError, match=r"layers\.0\.in_proj: 1 of 6 block scales"):
+        check_filled(layer)
 
 
 SCORES = arrays.arrays(

@@ -1,4 +1,4 @@
-"""The loader of an FP8 lm_head: codes by rows of the vocabulary, scales by rows of blocks."""
+"""The block scales of a layer: how lm_head's are loaded, and whether all of a layer's were."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import torch
 from runtime_patch.errors import PatchError
 
 Loader = Callable[..., None]
+
+UNFILLED = torch.finfo(torch.float32).min  # what vLLM puts into a scale parameter that it creates
 
 
 def lm_head_loader(layer: Any, block: int, load_rows: Loader) -> Loader:
@@ -35,3 +37,18 @@ def lm_head_loader(layer: Any, block: int, load_rows: Loader) -> Loader:
         param.data[rows:].fill_(1.0)
 
     return load
+
+
+def check_filled(layer: Any) -> None:
+    """Raises PatchError where a block scale of the layer was never loaded, or is no finite number.
+
+    vLLM's loader counts a parameter as loaded once any part of it is: a fused module whose member brought no
+    `weight_scale_inv` would be served with garbage in that member's rows.
+    """
+    scales = layer.weight_scale_inv
+    broken = int(((scales == UNFILLED) | ~torch.isfinite(scales)).sum())
+    if broken:
+        raise PatchError(
+            f"{getattr(layer, 'prefix', type(layer).__name__)}: {broken} of {scales.numel()} block scales were not "
+            "loaded or are not finite; the checkpoint lacks the weight_scale_inv of this module or of a member of it"
+        )

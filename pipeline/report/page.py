@@ -1,0 +1,174 @@
+"""The report's two texts, rendered from Facts alone: one self-contained HTML page and a Markdown section for a card.
+
+The page fetches nothing: style, script and figures stand inside it, and its own policy forbids the rest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from pipeline.report import plots
+from pipeline.report.facts import Facts, Family, RuleFindings, Weight
+from pipeline.report.histogram import shares
+from pipeline.report.units import SPACE, change, count, human, percent
+
+NAMES_SHOWN_MAX = 200  # of dropped and renamed tensors; report.json has them all
+
+
+def render_page(facts: Facts) -> str:
+    """The HTML page, with figures where there is something to draw."""
+    converted = _converted(facts)
+    measured = [family for family in converted if family.layers]
+    top = heat_top(measured)
+    figures = {"whole": _both_sizes(plots.whole, facts), "sizes": "", "stored": "", "served": "", "scale": ""}
+    if converted:
+        figures["sizes"] = _both_sizes(plots.sizes, converted)
+    if measured:
+        figures["stored"] = _both_sizes(plots.heat, measured, "stored", top)
+        figures["served"] = _both_sizes(plots.heat, measured, "served", top)
+        figures["scale"] = Markup(plots.scale(top))
+    return (
+        _environment(True)
+        .get_template("report.html.j2")
+        .render(
+            **_common(facts),
+            figures=figures,
+            measured=measured,
+            worst=_worst(facts),
+            layers=_layers(measured),
+        )
+    )
+
+
+def render_card(facts: Facts) -> str:
+    """A section in Markdown for the checkpoint's model card."""
+    card = _environment(False).get_template("card.md.j2").render(**_common(facts))
+    return card.replace(SPACE, " ")
+
+
+def _environment(is_html: bool) -> Environment:
+    environment = Environment(
+        loader=PackageLoader("pipeline.report"),
+        autoescape=is_html,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"human": human, "percent": percent, "count": count, "change": change}
+    environment.filters |= {"breakable": breakable, "cell": cell}
+    return environment
+
+
+def _common(facts: Facts) -> dict[str, Any]:
+    converted = _converted(facts)
+    return {
+        "facts": facts,
+        "converted": converted,
+        "kept": [family for family in facts.families if family not in converted and family.tensors],
+        "kinds": Counter(file.kind for file in facts.files),
+        "stored": error_range(converted, "stored"),
+        "served": error_range(converted, "served"),
+        "exact": exact_blocks(converted),
+        "names_shown_max": NAMES_SHOWN_MAX,
+        "told_severities": told_severities(facts.lint.rules),
+    }
+
+
+def _converted(facts: Facts) -> list[Family]:
+    return [family for family in facts.families if family.recipes]
+
+
+def told_severities(rules: Iterable[RuleFindings]) -> str:
+    """Findings by severity, the worst first: '1 error, 3 warnings, 4 info'; '' if there are none."""
+    totals: Counter[str] = Counter()
+    for rule in rules:
+        totals[rule.severity] += rule.count
+    plurals = {"error": "errors", "warning": "warnings", "info": "info"}
+    return ", ".join(
+        f"{count(totals[name])} {name if totals[name] == 1 else plural}"
+        for name, plural in plurals.items()
+        if totals[name]
+    )
+
+
+def error_range(families: Iterable[Family], kind: str) -> str:
+    """The smallest and largest error of the families, `stored` or `served`: '0.164–2.650 %'; '' if none is known."""
+    errors = [getattr(family.error, kind) for family in families if family.error is not None]
+    known = sorted(error for error in errors if error is not None)
+    if not known:
+        return ""
+    low, high = percent(known[0]), percent(known[-1])
+    return high if low == high else f"{low.removesuffix(f'{SPACE}%')}–{high}"
+
+
+def exact_blocks(families: Iterable[Family]) -> tuple[int, int] | None:
+    """(exact, all) blocks of the families whose recipe counts them; None where none does."""
+    counted = [family for family in families if family.exact_blocks is not None]
+    if not counted:
+        return None
+    return sum(family.exact_blocks or 0 for family in counted), sum(family.blocks or 0 for family in counted)
+
+
+def heat_top(families: Iterable[Family]) -> float:
+    """The error at the end of the heat maps' colours: the largest one, rounded up to a half percent."""
+    errors = (
+        error
+        for family in families
+        for at in family.layers
+        for error in (at.error.stored, at.error.served)
+        if error is not None
+    )
+    return (int(max(errors, default=0.0) * 200) + 1) / 200
+
+
+def breakable(name: str) -> Markup:
+    """A dotted name that may be broken after each dot."""
+    return Markup("<wbr>").join(escape(part) for part in _parts(name))
+
+
+def cell(text: str) -> str:
+    """The text as it may stand in a cell of a Markdown table."""
+    return " ".join(text.replace("\\", "\\\\").replace("|", "\\|").split())
+
+
+def _parts(name: str) -> list[str]:
+    parts = name.split(".")
+    return [f"{part}." for part in parts[:-1]] + parts[-1:]
+
+
+def _both_sizes(draw: Any, *what: Any) -> Markup:
+    drawn = (f'<div class="{size}">{draw(*what, size)}</div>' for size in plots.SIZES)
+    return Markup("".join(drawn))
+
+
+def _worst(facts: Facts) -> list[Mapping[str, Any]]:
+    weights: dict[str, Weight] = {weight.name: weight for weight in facts.weights}
+    return [
+        {
+            "weight": weights[shown.name],
+            "figure": Markup(plots.histogram(shown, weights[shown.name].rerounded, f"worst-{place}")),
+            "untouched": shares(shown.stored)[0],
+        }
+        for place, shown in enumerate(facts.worst)
+    ]
+
+
+def _layers(families: Iterable[Family]) -> list[Mapping[str, Any]]:
+    """The heat maps as a table: a row for each layer, in it (stored, served) of each family or None."""
+    families = list(families)
+    found = {(family.name, at.layer): at.error for family in families for at in family.layers}
+    numbers = sorted({layer for _, layer in found if layer is not None})
+    order: list[int | None] = [*numbers, *([None] if any(layer is None for _, layer in found) else [])]
+    return [
+        {
+            "layer": "other" if layer is None else str(layer),
+            "errors": [found.get((family.name, layer)) for family in families],
+        }
+        for layer in order
+    ]

@@ -1,0 +1,146 @@
+"""Which room may import which, and why. The table is the law; a fault is told with its reason."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+OURS = ("kernels", "pipeline", "verify", "runtime_patch")
+HEAVY = (
+    "torch",
+    "numba",
+    "triton",
+    "dask",
+    "distributed",
+    "click",
+    "rich",
+    "vllm",
+    "huggingface_hub",
+    "matplotlib",
+)
+
+# room -> what of ours it may import | which heavy packages | why no more. `room.*` is a package with all in it.
+# The first row that a module fits holds; a room may always import itself, a stage nothing but itself.
+LADDER = """
+kernels.*           | -                | torch numba triton | it knows numbers, not models: no files, names or hashes
+pipeline.errors     | -                | - | everything stands on it
+pipeline.types      | errors           | - | planning needs no arrays: the standard library alone
+pipeline.globs      | -                | - | names are opaque strings
+pipeline.dag        | errors           | - | it orders stages and knows none of them
+pipeline.recipe     | errors types globs | - | it reads the TOML and no other file
+pipeline.container  | errors types     | - | bytes in and out: numbers are opaque
+pipeline.shardio    | errors types container remote | - | bytes at offsets, nothing else
+pipeline.manifest.* | errors types     | - | a record is readable without what made it
+pipeline.stages     | dag stages       | - | the table names the stages and does no work
+pipeline.stages.*   | {stage}          | - | stages meet only in plan and run; no dask, no click
+pipeline.plan       | {plan}           | - | it is pure: it opens no file, and knows neither run nor kernels
+pipeline.profiles.* | errors types globs recipe | - | a profile declares what metadata show: it opens nothing
+pipeline.toy.*      | kernels errors types container glm53 | - | it only makes parents
+pipeline.glm53      | types            | - | names and shapes, computed
+pipeline.schedule   | kernels pipeline | dask distributed | it schedules: the only room that imports dask
+pipeline.commands.* | kernels pipeline verify runtime_patch | click rich torch huggingface_hub | it parses and prints
+pipeline.report.*   | kernels pipeline verify | matplotlib | it shows what pipeline and judge found
+pipeline.*          | kernels pipeline | huggingface_hub | dask stays in schedule, click in commands, the judge apart
+verify.*            | kernels.formats  | click rich torch matplotlib huggingface_hub | the judge shares no code with it
+runtime_patch.*     | kernels          | torch triton vllm click | the serving image carries neither pipeline nor verify
+""".format(
+    stage="kernels errors types globs recipe container shardio manifest.digest manifest.records job profiles "
+    "fp8_source nvfp4_source remote",
+    plan="errors types globs recipe container manifest.digest profiles readme",
+)
+ROOMS = [[cell.strip() for cell in row.split("|")] for row in LADDER.strip().splitlines()]
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for top in OURS:
+        for path in sorted((ROOT / top).rglob("*.py")):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+            yield name, path
+
+
+def imports(path: Path, module: str) -> Iterator[str]:
+    """Every module that is imported, at the top or in a function; `from a import b` counts as a.b where that is one."""
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".")
+            base = ".".join(parts[: len(parts) - node.level + 1]) if node.level else ""
+            origin = ".".join(part for part in (base, node.module) if part)
+            for alias in node.names:
+                inner = origin.replace(".", "/") + "/" + alias.name
+                is_module = (ROOT / f"{inner}.py").exists() or (ROOT / inner).is_dir()
+                yield f"{origin}.{alias.name}" if is_module else origin
+
+
+def within(module: str, room: str) -> bool:
+    return module == room or module.startswith(f"{room}.")
+
+
+def fault(module: str, imported: str) -> str | None:
+    """Why `module` may not import `imported`; None where it may."""
+    top = imported.partition(".")[0]
+    if top not in (*OURS, *HEAVY):
+        return None
+    room, ours, heavy, reason = next(
+        row for row in ROOMS if module == row[0] or (row[0].endswith(".*") and within(module, row[0][:-2]))
+    )
+    own = module if room == "pipeline.stages.*" else room.removesuffix(".*")
+    allowed = heavy.split() if top in HEAVY else [own, *map(full_name, ours.split())]
+    if any(within(imported, each) for each in allowed):
+        return None
+    return f"{module} imports {imported}, but {reason}"
+
+
+def full_name(room: str) -> str:
+    """Rooms of the pipeline are written without its name."""
+    return room if room.partition(".")[0] in OURS else f"pipeline.{room}"
+
+
+@pytest.mark.parametrize("top", OURS)
+def test_every_module_imports_only_what_its_room_may(top: str) -> None:
+    found = [
+        told
+        for module, path in modules()
+        if module.partition(".")[0] == top
+        for imported in imports(path, module)
+        if (told := fault(module, imported))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("module", "imported"),
+    [
+        ("kernels.formats", "pipeline.types"),
+        ("pipeline.stages.scales", "pipeline.stages.quantize"),
+        ("pipeline.stages.scan", "dask"),
+        ("pipeline.run", "dask.threaded"),
+        ("pipeline.plan", "pipeline.run"),
+        ("pipeline.types", "kernels.formats"),
+        ("pipeline.manifest.store", "pipeline.container"),
+        ("verify.integrity", "pipeline.container"),
+        ("verify.integrity", "kernels.block_fp8"),
+        ("runtime_patch.plugin", "verify.findings"),
+        ("pipeline.toy.write", "click"),
+    ],
+)
+def test_the_ladder_has_no_missing_rung(module: str, imported: str) -> None:
+    """The imports that matter most are refused, each with its reason."""
+    assert fault(module, imported)
+
+
+def test_the_command_starts_without_heavy_imports() -> None:
+    """`shardmill --help` imports neither numpy nor dask: only click and the standard library's parts."""
+    import subprocess
+    import sys
+
+    heavy = (*HEAVY[:5], *HEAVY[7:], "numpy", "pydantic", "safetensors")
+    code = f"import sys, pipeline.commands.main; print([name for name in {heavy!r} if name in sys.modules])"
+    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[]"

@@ -17,6 +17,7 @@ from types import TracebackType
 
 from pipeline.container import file_stat
 from pipeline.errors import BuildError, CheckpointError
+from pipeline.remote import hub_bytes
 from pipeline.types import Stat
 
 CHUNK_BYTES = 1 << 20  # the reading size at which one core copies fastest
@@ -27,10 +28,14 @@ _LIBC = ctypes.CDLL(None) if hasattr(ctypes.CDLL(None), "sync_file_range") else 
 
 
 class Source:
-    """A parent's file, open for reading. Use as a context manager; leaving it checks that the file held still."""
+    """A parent's file, open for reading. Use as a context manager; leaving it checks that the file held still.
+
+    A shard in the shadow of a hub's repository is fetched as it is read: `hub` then holds its bytes, not the file.
+    """
 
     def __init__(self, path: Path, stat: Stat) -> None:
         self.path, self._stat = path, stat
+        self.hub = hub_bytes(path)
         try:
             self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -48,6 +53,8 @@ class Source:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         os.close(self.fd)
+        if self.hub is not None:
+            self.hub.close()
         if error is None:
             self._held_still("while it was read")
 
@@ -66,6 +73,9 @@ class Source:
 
     def read(self, target: memoryview, offset: int) -> None:
         """Fills `target` with the bytes at `offset`; raises CheckpointError where the file can't give them."""
+        if self.hub is not None:
+            self.hub.read_into(target, offset)
+            return
         done = 0
         while done < len(target):
             try:
@@ -138,6 +148,8 @@ class Sink:
 
     def share(self, source: Source, how: str) -> bool:
         """Becomes `source` without a copy, by "reflink" or "hardlink"; False where the file systems can't."""
+        if source.hub is not None:
+            return False
         try:
             if how == "reflink":
                 fcntl.ioctl(self.fd, _FICLONE, source.fd)

@@ -15,10 +15,12 @@ from rich.table import Table
 
 from pipeline import recipe as recipes
 from pipeline import run
+from pipeline.commands.parent import ParentFolder
 from pipeline.commands.progress import human, meter
 from pipeline.job import Prepared, Settings, Watch
 from pipeline.lock import load_lock, lock_path
 from pipeline.plan import plan_json
+from pipeline.probe import Probed, probe
 from pipeline.unchanged import is_unchanged
 
 recipe_option = click.option(
@@ -30,7 +32,10 @@ recipe_option = click.option(
     help="The recipe.",
 )
 parent_option = click.option(
-    "--parent", type=click.Path(path_type=Path), required=True, help="Folder of the parent checkpoint."
+    "--parent",
+    type=ParentFolder(),
+    required=True,
+    help="Folder of the parent checkpoint, or hf://org/repo@revision.",
 )
 out_option = click.option(
     "--out", type=click.Path(path_type=Path), required=True, help="Folder that the checkpoint is built in."
@@ -47,8 +52,11 @@ paranoid_option = click.option(
 @click.option(
     "--out", type=click.Path(path_type=Path), help="Folder that a build would write; for the free disk."
 )
+@click.option(
+    "--probe", "probing", is_flag=True, help="Sample blocks: which families are copies of native FP8?"
+)
 @json_option
-def plan(config: Path, parent: Path, out: Path | None, as_json: bool) -> None:
+def plan(config: Path, parent: Path, out: Path | None, probing: bool, as_json: bool) -> None:
     """What a build would make, from headers alone.
 
     Example: shardmill plan -c pipeline.toml --parent /data/parent --out /data/out
@@ -57,10 +65,23 @@ def plan(config: Path, parent: Path, out: Path | None, as_json: bool) -> None:
     facts = plan_json(prepared.plan, prepared.parent)
     if out is not None:
         facts["disk"] = {"needed": prepared.plan.file_bytes, "free": _free(out)}
+    probed: list[Probed] = probe(prepared.plan, prepared.parent) if probing else []
+    if probing:
+        facts["probe"] = [
+            {
+                "family": p.family,
+                "block": [p.block.rows, p.block.cols],
+                "sampled": p.sampled,
+                "exact": p.exact,
+            }
+            for p in probed
+        ]
     if as_json:
         click.echo(json.dumps(facts))
     else:
         _show_plan(prepared, facts)
+        for line in probed:
+            click.echo(str(line))
 
 
 @click.command()

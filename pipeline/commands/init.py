@@ -1,0 +1,109 @@
+"""The command init."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pipeline.commands.parent import ParentFolder
+from pipeline.commands.progress import human
+from pipeline.errors import RecipeError
+
+_CACHED = re.compile(r"models--(?P<org>.+?)--(?P<name>.+)/snapshots/(?P<revision>[0-9a-f]{40})$")
+
+
+@click.command()
+@click.argument("parent", metavar="DIR", type=ParentFolder())
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("pipeline.toml"),
+    show_default=True,
+    help="The recipe to write.",
+)
+@click.option(
+    "--profile",
+    type=click.Choice(["fp8", "compressed-tensors", "modelopt-mixed"]),
+    help="What the result declares; by default what suits the parent, fp8 for a plain model.",
+)
+@click.option(
+    "--to",
+    "aim",
+    type=click.Choice(["fp8", "bf16"]),
+    default="fp8",
+    show_default=True,
+    help="bf16 undoes block FP8.",
+)
+@click.option(
+    "--name", help="The recipe's name; by default the repository's or folder's, and what it becomes."
+)
+@click.option("--force", is_flag=True, help="Write over a recipe that is there.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+def init(
+    parent: Path, output: Path, profile: str | None, aim: Any, name: str | None, force: bool, as_json: bool
+) -> None:
+    """Look at the checkpoint in DIR (headers and config alone) and write a recipe for it.
+
+    What converts is counted, what is kept has a reason, and what is not known is kept and named here.
+
+    Example: shardmill init /data/Qwen3-8B -o qwen3-8b.toml && shardmill plan -c qwen3-8b.toml --parent /data/Qwen3-8B
+    """
+    from pipeline.init.draft import Draft, default_profile, draft
+    from pipeline.job import Checkpoint
+    from pipeline.recipe import Recipe
+    from pipeline.stages.scan import scan
+
+    if output.exists() and not force:
+        raise RecipeError([f"{output}: is there already; give another -o, or --force to write over it"])
+    headers = scan(Checkpoint(Recipe.model_construct(), parent))
+    cached = _CACHED.search(parent.absolute().as_posix())
+    repository = f"{cached['org']}/{cached['name']}" if cached else None
+    base = (repository or parent.resolve().name).rpartition("/")[2].lower()
+    made: Draft = draft(
+        headers,
+        name or f"{base}-{aim}",
+        profile or default_profile(headers),
+        aim,
+        repository,
+        cached["revision"] if cached else None,
+    )
+    output.write_text(made.text, encoding="utf-8")
+    (_show_json if as_json else _show)(made, output, parent)
+
+
+def _show_json(made: Any, output: Path, parent: Path) -> None:
+    families = {family.name: [family.action, family.tensors, family.reason] for family in made.plan.families}
+    facts = {
+        "recipe": str(output),
+        "families": families,
+        "unknown": list(made.unknown),
+        "tensor_bytes": made.plan.tensor_bytes,
+        "loads_at": {str(at.tensor_parallel): at.reason or "yes" for at in made.plan.loads},
+    }
+    click.echo(json.dumps(facts))
+
+
+def _show(made: Any, output: Path, parent: Path) -> None:
+    plan = made.plan
+    before = sum(family.bytes_before for family in plan.families)
+    click.echo(
+        f"{output}: {len(plan.conversions):,} weights convert; {human(before)} become {human(plan.tensor_bytes)}"
+    )
+    for family in plan.families:
+        why = f": {family.reason}" if family.reason else ""
+        click.echo(f"  {family.action:10} {family.tensors:7,}  {family.name}{why}")
+    sizes = [str(at.tensor_parallel) for at in plan.loads if at.reason is None]
+    click.echo(f"loads at tensor-parallel size {', '.join(sizes) or 'none'}")
+    for at in plan.loads:
+        if at.reason:
+            click.echo(f"  not at {at.tensor_parallel}: {at.reason}")
+    if made.unknown:
+        click.echo("not known, and so kept; a person may know better:")
+        for glob in made.unknown:
+            click.echo(f"  {glob}")
+    click.echo(f"Next:  shardmill plan -c {output} --parent {parent}")

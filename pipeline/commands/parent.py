@@ -1,0 +1,21 @@
+"""The parent as a command's argument: a folder, or hf://org/repo[@revision]."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+class ParentFolder(click.ParamType):  # type: ignore[type-arg]  # no generic before click 8.2
+    """Becomes a folder. A repository's is its shadow: its small files whole, its shards as headers alone."""
+
+    name = "folder|hf://org/repo[@revision]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        if isinstance(value, str) and value.startswith("hf://"):
+            from pipeline.remote import shadow
+
+            return shadow(value)
+        return Path(value)

@@ -1,0 +1,195 @@
+"""Decisions: for each tensor whether it converts, with which block, and if not why. Whole fused groups at a time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pipeline.fp8_source import scales_of
+from pipeline.globs import GlobSet, expand, fold
+from pipeline.init.look import NATIVE, children, home_of, rows_of, text_config
+from pipeline.init.vocabulary import AXES, GROUPS, Group, Row
+from pipeline.profiles.child import FLOATS
+from pipeline.types import BlockShape, Parent, TensorRef
+
+Aim = Literal["fp8", "bf16"]
+SIZES_WANTED = (1, 2)  # tensor-parallel sizes that a block is chosen for
+_SIDES = {"modelopt-mixed": (128, 64, 32)}  # a profile of many blocks may take a smaller one
+_ONE_SIDE = (128,)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What becomes of a tensor. block None: it is kept, for `reason`; source_block: it starts from the parent's FP8."""
+
+    family: str
+    block: BlockShape | None = None
+    reason: str | None = None
+    source_block: BlockShape | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A fused group at one place of the model: its members' weights in order."""
+
+    group: Group
+    home: str
+    members: tuple[str, ...]  # those that could convert
+    missing: bool  # whether others of the group can't
+
+
+def decide(parent: Parent, profile: str, aim: Aim) -> dict[str, Decision]:
+    """Tensor -> Decision, for every tensor of the parent."""
+    rows, tensors = rows_of(parent), parent.tensors
+    decisions = {name: _at_first(rows[name], tensors[name], parent, profile, aim) for name in tensors}
+    candidates = [name for name, decision in decisions.items() if decision is None]
+    instances = fused(parent, candidates)
+    grouped = {name for instance in instances for name in instance.members}
+    axes, shares = axes_of(candidates), kv_heads(parent)
+    for instance in instances:
+        whole = not instance.missing
+        block = _block(instance.members, tensors, axes, shares, profile) if whole else None
+        for name in instance.members:
+            decisions[name] = _converts(rows[name], block)
+    for name in candidates:
+        if name not in grouped:
+            block = None if _odd(tensors[name]) else _block((name,), tensors, axes, shares, profile)
+            decisions[name] = _converts(rows[name], block)
+    made = {name: decision for name, decision in decisions.items() if decision is not None}
+    return {**made, **_whole_banks(made)}
+
+
+def _whole_banks(decisions: Mapping[str, Decision]) -> dict[str, Decision]:
+    """Routed experts of a layer are one tensor to a runtime: where one of their matrices is kept, all are."""
+    banks: dict[str, list[str]] = defaultdict(list)
+    for name in decisions:
+        if ".experts." in name:
+            banks[name.partition(".experts.")[0]].append(name)
+    kept = Decision(
+        "routed experts", reason="runtimes hold a layer's experts as one, and no block fits all of them"
+    )
+    return {
+        name: kept
+        for bank in banks.values()
+        if any(decisions[name].block for name in bank) and len({decisions[name].block for name in bank}) > 1
+        for name in bank
+        if decisions[name].block or "odd shape" in decisions[name].family
+    }
+
+
+def _at_first(row: Row, ref: TensorRef, parent: Parent, profile: str, aim: Aim) -> Decision | None:
+    """The decision that a tensor's row and dtype alone take; None where its shape is to be seen."""
+    if row is NATIVE:
+        return _native(ref, parent, aim)
+    if row.reason is not None:
+        return Decision(row.family, reason=row.reason)
+    if aim == "bf16":
+        return Decision("floats", reason="no FP8: nothing to dequantise")
+    if ref.dtype not in FLOATS or len(ref.shape) != 2:
+        return Decision(f"{row.family} of other form", reason="no float matrix: passed through")
+    if not row.stock and profile != "modelopt-mixed":
+        return Decision(row.family, reason=f"loaders of the profile {profile!r} build it unquantised")
+    return None
+
+
+def _native(ref: TensorRef, parent: Parent, aim: Aim) -> Decision:
+    if aim == "fp8":
+        return Decision(NATIVE.family, reason=NATIVE.reason)
+    weight = next(
+        (ref.name.removesuffix(end) for end in ("_scale_inv", "_scale") if ref.name.endswith(end)), ref.name
+    )
+    codes = parent.tensors[weight]
+    scales = scales_of(codes, parent.tensors)
+    stated = parent.config.get("quantization_config") or {}
+    sides = stated.get("weight_block_size") or (128, 128)
+    block = BlockShape(*sides)
+    if scales is None or block.grid(codes.shape) != scales.shape:
+        return Decision(
+            f"{NATIVE.family} of other blocks",
+            reason="its scales do not fit the blocks that config.json declares",
+        )
+    return Decision("FP8 back to BF16", source_block=block)
+
+
+def _odd(ref: TensorRef) -> bool:
+    """Too small for a block, or with columns that end inside one, which some kernels refuse."""
+    R, C = ref.shape
+    return min(R, C) < _ONE_SIDE[0] or C % _ONE_SIDE[0] != 0
+
+
+def _converts(row: Row, block: BlockShape | None) -> Decision:
+    if block is None:
+        reason = "no block of the profile fits its rows or columns, or those that runtimes fuse with it"
+        return Decision(f"{row.family} of odd shape", reason=reason)
+    return Decision(row.family, block)
+
+
+def _block(
+    names: Sequence[str],
+    tensors: Mapping[str, TensorRef],
+    axes: Mapping[str, str],
+    kv: int | None,
+    profile: str,
+) -> BlockShape | None:
+    """The largest block that cuts all of a group at whole blocks at the wanted sizes, or else on one rank."""
+    sides = _SIDES.get(profile, _ONE_SIDE)
+    for sizes in (SIZES_WANTED, SIZES_WANTED[:1]):
+        for side in sides:
+            if all(
+                _fits(name, names, tensors[name], axes.get(name), kv, side, size)
+                for name in names
+                for size in sizes
+            ):
+                return BlockShape(side, side)
+    return None
+
+
+def _fits(
+    name: str, group: Sequence[str], ref: TensorRef, axis: str | None, kv: int | None, side: int, size: int
+) -> bool:
+    rows, cols = ref.shape
+    if axis == "rows":
+        ranks = min(size, kv) if kv and deals_kv(name) else size
+        if rows % ranks or (size > 1 and rows // ranks % side):
+            return False
+        rows //= ranks
+    if axis == "columns" and (cols % size or (size > 1 and cols // size % side)):
+        return False
+    return name == group[-1] or rows % side == 0
+
+
+def fused(parent: Parent, candidates: Iterable[str]) -> list[Instance]:
+    """Every place where a fused group stands, the first of GROUPS that fits it."""
+    wanted = set(candidates)
+    found = []
+    for home, inside in children(parent.tensors).items():
+        tail = ".".join(fold(home).split(".")[-2:])
+        for group in GROUPS:
+            fits = tail == group.home or tail.endswith("." + group.home)
+            if fits and inside.issuperset(group.members) and group.beside in (None, *inside):
+                weights = [f"{home}.{member}.weight" for member in group.members]
+                members = tuple(weight for weight in weights if weight in wanted)
+                found += [Instance(group, home, members, len(members) < len(weights))] if members else []
+                break
+    return found
+
+
+def axes_of(names: Iterable[str]) -> dict[str, str]:
+    """Weight -> "rows" or "columns", the side that tensor-parallel ranks share out."""
+    rows = [(glob, axis) for axis, globs in AXES.items() for written in globs for glob in expand(written)]
+    matcher = GlobSet([glob for glob, _ in rows])
+    return {name: rows[places[0]][1] for name in names if (places := matcher.matches(name))}
+
+
+def kv_heads(parent: Parent) -> int | None:
+    """The number of KV heads, where attention has fewer of them than query heads."""
+    config = text_config(parent.config)
+    kv, heads = config.get("num_key_value_heads"), config.get("num_attention_heads")
+    return kv if isinstance(kv, int) and isinstance(heads, int) and 0 < kv < heads else None
+
+
+def deals_kv(name: str) -> bool:
+    """Whether a weight's rows are KV heads."""
+    return home_of(name)[1] in ("k_proj", "v_proj")

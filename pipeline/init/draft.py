@@ -1,0 +1,153 @@
+"""The draft of a recipe: decisions put into TOML, planned at once, so that what is written is known to fit."""
+
+from __future__ import annotations
+
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from pipeline.globs import fold
+from pipeline.init.decide import Aim, Decision, axes_of, deals_kv, decide, fused, kv_heads
+from pipeline.init.look import UNKNOWN, text_config
+from pipeline.init.names import by_pattern, globs_for, numbers
+from pipeline.init.vocabulary import Group
+from pipeline.init.write import AliasText, FamilyText, FusedText, ParallelText, RecipeText, recipe_toml
+from pipeline.job import Checkpoint
+from pipeline.plan import make_plan
+from pipeline.recipe import Recipe
+from pipeline.stages.classify import classify
+from pipeline.types import Parent, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A recipe's text, the plan that it gives, and what a person should look at."""
+
+    text: str
+    plan: Plan
+    unknown: tuple[str, ...]  # globs of what was kept because it is not known
+
+
+def default_profile(parent: Parent) -> str:
+    """The profile that suits a parent: its own where it is ModelOpt's, else the one most loaders read."""
+    stated = parent.config.get("quantization_config") or {}
+    return "modelopt-mixed" if stated.get("quant_method") == "modelopt" else "fp8"
+
+
+def draft(
+    parent: Parent,
+    name: str,
+    profile: str,
+    aim: Aim = "fp8",
+    repository: str | None = None,
+    revision: str | None = None,
+) -> Draft:
+    """The Draft for `parent`. Raises PlanError where even the draft doesn't fit, which is a fault of ours."""
+    decisions = decide(parent, profile, aim)
+    patterns = by_pattern(parent.tensors)
+    families = _families(decisions, patterns)
+    converting = [weight for weight, decision in decisions.items() if decision.block]
+    recipe = RecipeText(
+        name=name,
+        model=str(parent.config.get("model_type") or "a model"),
+        repository=repository,
+        revision=revision,
+        profile=profile,
+        decodes=any(decision.source_block for decision in decisions.values()),
+        families=families,
+        fused=_fused(parent, converting),
+        parallel=_parallel(parent, converting, patterns),
+        aliases=_aliases(parent) if profile == "modelopt-mixed" else (),
+    )
+    plan = _planned(parent, recipe_toml(recipe, (1,), None))
+    sizes = tuple(at.tensor_parallel for at in plan.loads if at.reason is None)
+    unknown = [glob for family in families if family.reason == UNKNOWN.reason for glob in family.match]
+    return Draft(recipe_toml(recipe, sizes, plan), plan, tuple(unknown))
+
+
+def _planned(parent: Parent, text: str) -> Plan:
+    recipe = Recipe.model_validate(tomllib.loads(text))
+    return make_plan(recipe, parent, classify(Checkpoint(recipe, parent.folder), parent))
+
+
+def _families(decisions: Mapping[str, Decision], patterns: Mapping[str, list[str]]) -> tuple[FamilyText, ...]:
+    """What converts first; a name that two decisions share gets a number."""
+    members: dict[Decision, list[str]] = defaultdict(list)
+    for tensor, decision in decisions.items():
+        members[decision].append(tensor)
+    seen: dict[str, int] = defaultdict(int)
+    families = []
+    for decision, tensors in sorted(members.items(), key=lambda item: item[0].reason is not None):
+        seen[decision.family] += 1
+        number = f" {seen[decision.family]}" if seen[decision.family] > 1 else ""
+        families.append(
+            FamilyText(
+                name=decision.family + number,
+                match=tuple(globs_for(tensors, patterns)),
+                block=(decision.block.rows, decision.block.cols) if decision.block else None,
+                source_block=(decision.source_block.rows, decision.source_block.cols)
+                if decision.source_block
+                else None,
+                expect=sum(tensor.endswith(".weight") for tensor in tensors),
+                reason=decision.reason,
+            )
+        )
+    return tuple(families)
+
+
+def _fused(parent: Parent, converting: Iterable[str]) -> tuple[FusedText, ...]:
+    """One table for each kind of place; where only some layers have the group, they are counted out."""
+    places: dict[tuple[Group, str], list[str]] = defaultdict(list)
+    for instance in fused(parent, converting):
+        if not instance.missing:
+            places[(instance.group, fold(instance.home))].append(instance.home)
+    homes = by_pattern(
+        dict.fromkeys(weight.rpartition(".")[0].rpartition(".")[0] for weight in parent.tensors)
+    )
+    return tuple(
+        FusedText(group.name, f"{glob}.{_members(group)}.weight", group.runtime_names)
+        for (group, pattern), at in places.items()
+        for glob in globs_for(at, {pattern: _with_a_member(homes[pattern], group, parent)})
+    )
+
+
+def _with_a_member(homes: Iterable[str], group: Group, parent: Parent) -> list[str]:
+    """Places where a glob for the group's members would match something."""
+    tensors = parent.tensors
+    return [home for home in homes if any(f"{home}.{member}.weight" in tensors for member in group.members)]
+
+
+def _members(group: Group) -> str:
+    """`{q,k,v}_proj`, in the runtime's order."""
+    end = "_proj" if all(member.endswith("_proj") for member in group.members) else ""
+    return "{" + ",".join(member.removesuffix(end) for member in group.members) + "}" + end
+
+
+def _parallel(
+    parent: Parent, converting: list[str], patterns: Mapping[str, list[str]]
+) -> tuple[ParallelText, ...]:
+    kv = kv_heads(parent)
+    dealt: dict[tuple[str, int | None], list[str]] = defaultdict(list)
+    for weight, axis in axes_of(converting).items():
+        dealt[(axis, kv if axis == "rows" and deals_kv(weight) else None)].append(weight)
+    return tuple(
+        ParallelText(axis, shares, tuple(globs_for(weights, patterns)))
+        for (axis, shares), weights in sorted(
+            dealt.items(), key=lambda item: (item[0][0] != "rows", item[0][1] or 0)
+        )
+    )
+
+
+def _aliases(parent: Parent) -> tuple[AliasText, ...]:
+    """A draft model's layers, which lie behind the last of the model; vLLM builds them as `model.layers.N`."""
+    layers = text_config(parent.config).get("num_hidden_layers")
+    prefixes = {
+        f"{head}.layers.{numbers(name)[0]}."
+        for name in parent.tensors
+        if (head := name.partition(".layers.")[0]) not in ("model", name) and isinstance(layers, int)
+        if fold(name).startswith(f"{head}.layers.*.") and numbers(name)[0] >= layers
+    }
+    return tuple(
+        AliasText(prefix, "model.layers." + prefix.partition(".layers.")[2]) for prefix in sorted(prefixes)
+    )

@@ -1,0 +1,107 @@
+"""What headers say of each tensor: its row in the vocabulary, and which modules are quantised already."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from pipeline.fp8_source import CODES_DTYPE, SCALE_DTYPES, scales_of
+from pipeline.globs import GlobSet, expand
+from pipeline.init.vocabulary import ROWS, Row
+from pipeline.profiles.child import FLOATS, is_packed
+from pipeline.types import Parent, TensorRef
+
+PACKED = Row(
+    "packed weights", (), "already packed by the parent, with its scales: passed through byte for byte"
+)
+NATIVE = Row("block FP8 already", (), "the parent's own FP8, with its scales: passed through byte for byte")
+VECTORS = Row("vectors", (), "biases, norms and numbers: no matrix")
+STACKS = Row(
+    "stacks", (), "more than two axes: convolutions, or experts in one tensor, which no block covers"
+)
+OTHERS = Row("other dtypes", (), "neither float nor known as quantised: passed through")
+UNKNOWN = Row(
+    "unknown", (), "not known to `shardmill init`: kept as it is; see whether it is a Linear that can convert"
+)
+
+
+def rows_of(parent: Parent) -> dict[str, Row]:
+    """Tensor -> the row that speaks for it. Packed and FP8 modules first, then names, then shapes."""
+    tensors = parent.tensors
+    homes = children(tensors)
+    quantised = dict(_quantised_modules(tensors))
+    found = {}
+    by_name = _by_name(tensors, homes)
+    for name, ref in tensors.items():
+        module = _module_of(name, quantised)
+        if module is not None:
+            found[name] = quantised[module]
+        else:
+            found[name] = by_name.get(name) or _by_shape(ref)
+    return found
+
+
+def children(names: Iterable[str]) -> dict[str, set[str]]:
+    """Module -> the first parts of what lies in it: `a.b` -> {`q_proj`, `A_log`}."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for name in names:
+        parts = name.split(".")
+        for end in range(1, len(parts)):
+            found[".".join(parts[:end])].add(parts[end])
+    return found
+
+
+def home_of(weight: str) -> tuple[str, str]:
+    """`a.b.q_proj.weight` -> (`a.b`, `q_proj`); `a.b.A_log` -> (`a.b`, `A_log`)."""
+    home, _, own = weight.removesuffix(".weight").rpartition(".")
+    return home, own
+
+
+def _by_name(tensors: Iterable[str], homes: Mapping[str, set[str]]) -> dict[str, Row]:
+    rows = [(glob, row) for row in ROWS for written in row.globs for glob in expand(written)]
+    matcher = GlobSet([glob for glob, _ in rows])
+    found = {}
+    for name in tensors:
+        for place in matcher.matches(name):
+            row = rows[place][1]
+            if row.beside is None or row.beside in homes[home_of(name)[0]]:
+                found[name] = row
+                break
+    return found
+
+
+def _by_shape(ref: TensorRef) -> Row:
+    if ref.dtype not in FLOATS:
+        return OTHERS
+    if len(ref.shape) < 2:
+        return VECTORS
+    return UNKNOWN if len(ref.shape) == 2 else STACKS
+
+
+def _quantised_modules(tensors: Mapping[str, TensorRef]) -> Iterator[tuple[str, Row]]:
+    for name, ref in tensors.items():
+        if ref.dtype == CODES_DTYPE and scales_of(ref, tensors):
+            scales = scales_of(ref, tensors)
+            if scales is not None and scales.dtype in SCALE_DTYPES and len(scales.shape) == 2:
+                yield name.rpartition(".")[0], NATIVE
+        elif is_packed(name, ref):
+            yield (
+                name.rpartition(".")[0] if not name.endswith("_blocks") else name.removesuffix("_blocks"),
+                PACKED,
+            )
+
+
+def _module_of(name: str, quantised: Mapping[str, Row]) -> str | None:
+    """The quantised module that a tensor belongs to; a bias beside the codes is none of theirs."""
+    if name.endswith("bias"):
+        return None
+    module = name.rpartition(".")[0]
+    stacked = name.removesuffix("_blocks").removesuffix("_scales")
+    return next((key for key in (module, stacked) if key in quantised), None)
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The language model's part of a config."""
+    nested = config.get("text_config")
+    return nested if isinstance(nested, dict) else config

@@ -1,0 +1,171 @@
+"""What published names mean: which tensors convert, which are kept and why, what runtimes fuse and deal out.
+
+Sources: the index files and modelling code of Llama, Qwen3, Qwen3-MoE, DeepSeek-V3, Kimi-Linear, GLM-4.x and GLM-5.x,
+and vLLM 0.33.0's packed modules. Rows are tried in order, the first that matches speaks. To teach a new name: a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Names of one meaning. `reason` None: they are quantised, where their shape and the profile allow it.
+
+    beside: only where the same module also holds a child of that name.
+    stock: whether unpatched runtimes build these quantised; else only 'modelopt-mixed' converts them.
+    """
+
+    family: str
+    globs: tuple[str, ...]
+    reason: str | None = None
+    beside: str | None = None
+    stock: bool = True
+
+
+_ATTENTION = "**.{self_attn,attention}"
+_EXPERT = "**.experts.*"
+_VISION = "**.{visual,vision_tower,vision_model}"
+
+ROWS: tuple[Row, ...] = (
+    Row(
+        "routers",
+        (
+            "**.{mlp,block_sparse_moe,feed_forward}.gate.{weight,e_score_correction_bias}",
+            "**.{mlp,block_sparse_moe}.e_score_correction_bias",
+            "**.{mlp,block_sparse_moe}.shared_expert_gate.weight",
+            "**.router.**",
+        ),
+        "a rounded router logit sends a token to another expert",
+    ),
+    Row(
+        "sparse indexer",
+        ("**.indexer.**",),
+        "it picks the tokens that attention sees; a wrong pick is not a small error",
+    ),
+    Row(
+        "vision Linears",
+        (
+            _VISION + ".blocks.*.attn.{qkv,proj}.weight",
+            _VISION + ".blocks.*.mlp.{gate,up,down}_proj.weight",
+            _VISION + ".merger.{proj,gate_proj,up_proj,down_proj}.weight",
+        ),
+        stock=False,
+    ),
+    Row("vision remainder", ("**.visual.**",), "convolutions, biases, norms and what no runtime quantises"),
+    Row(
+        "other towers",
+        ("**.{vision_tower,vision_model,audio_tower,multi_modal_projector}.**",),
+        "runtimes build other towers than the language model's unquantised",
+    ),
+    Row("KDA q/k/v + b/f_a/g_a", (_ATTENTION + ".{q,k,v,b,f_a,g_a}_proj.weight",), beside="A_log"),
+    Row(
+        "KDA f_b/g_b",
+        (_ATTENTION + ".{f_b,g_b}_proj.weight",),
+        "they set the delta rule's decay and gate, whose precision the authors insist on",
+        beside="A_log",
+    ),
+    Row(
+        "KDA state",
+        (
+            _ATTENTION + ".{q,k,v}_conv1d.weight",
+            _ATTENTION + ".{A_log,dt_bias}",
+            _ATTENTION + ".o_norm.weight",
+        ),
+        "convolutions, decays and norms are small and no Linear",
+        beside="A_log",
+    ),
+    Row("MLA q_a/kv_a/q_b", (_ATTENTION + ".{q_a_proj,kv_a_proj_with_mqa,q_b_proj}.weight",)),
+    Row("MLA q", (_ATTENTION + ".q_proj.weight",), beside="kv_a_proj_with_mqa"),
+    Row("kv_b", (_ATTENTION + ".kv_b_proj.weight",), "MLA absorbs it to BF16 when it loads"),
+    Row("attention q/k/v", (_ATTENTION + ".{q,k,v,qkv}_proj.weight",)),
+    Row("o_proj", (_ATTENTION + ".o_proj.weight",)),
+    Row(
+        "routed experts",
+        (_EXPERT + ".{gate,up,down}_proj.weight", _EXPERT + ".{w1,w2,w3}.weight"),
+    ),
+    Row(
+        "shared experts + dense MLP",
+        (
+            "**.{shared_experts,shared_expert}.{gate,up,down}_proj.weight",
+            "**.mlp.{gate,up,down,gate_up}_proj.weight",
+        ),
+    ),
+    Row(
+        "hyper-connections",
+        ("**.{hc_attn,hc_ffn}_{fn,base,scale}",),
+        "they mix the residual streams and are sensitive to rounding",
+    ),
+    Row(
+        "draft (MTP) joints",
+        ("**.{eh_proj,enorm,hnorm,shared_head.norm}.weight",),
+        "runtimes build eh_proj unquantised; the rest are norms",
+    ),
+    Row("lm_head", ("**.lm_head.weight",), stock=False),
+    Row(
+        "embeddings",
+        ("**.{embed_tokens,word_embeddings,wte,shared_head.head}.weight",),
+        "a look-up or a copy of the head, not a product that runtimes have in FP8",
+    ),
+    Row(
+        "norms",
+        ("**.*{norm,layernorm,layer_norm}.{weight,bias}", "**.{norm1,norm2,ln_1,ln_2,ln_f}.{weight,bias}"),
+        "vectors, no Linear",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Children of one module that runtimes build as one, in their order, and what they call it."""
+
+    name: str
+    home: str  # the module's last dotted parts
+    members: tuple[str, ...]
+    runtime_names: tuple[str, ...] = ()
+    beside: str | None = None
+
+
+_GATED = ("gate_proj", "up_proj")
+
+GROUPS: tuple[Group, ...] = (
+    Group(
+        "KDA input",
+        "self_attn",
+        ("q_proj", "k_proj", "v_proj", "b_proj", "f_a_proj", "g_a_proj"),
+        ("in_proj_qkvbfg_a", "fused_qkvbfg_a_proj"),
+        beside="A_log",
+    ),
+    Group(
+        "MLA input",
+        "self_attn",
+        ("q_a_proj", "kv_a_proj_with_mqa"),
+        ("fused_qkv_a_proj", "fused_qkv_a_proj_with_mqa"),
+    ),
+    Group("attention input", "self_attn", ("q_proj", "k_proj", "v_proj"), ("qkv_proj",)),
+    Group("dense MLP", "mlp", _GATED, ("gate_up_proj",)),
+    Group("shared expert", "shared_experts", _GATED, ("gate_up_proj",)),
+    Group("shared expert", "shared_expert", _GATED, ("gate_up_proj",)),
+    Group("vision merger", "merger", _GATED, ("gate_up_proj",)),
+    Group("expert", "experts.*", _GATED),
+    Group("expert", "experts.*", ("w1", "w3")),
+)
+
+# What tensor-parallel ranks share out. What is not here stands whole on each rank.
+AXES: Mapping[str, tuple[str, ...]] = {
+    "rows": (
+        "**.lm_head.weight",
+        "**.self_attn.{q,k,v,b,q_b,qkv}_proj.weight",
+        "**.{gate,up,gate_up}_proj.weight",
+        "**.experts.*.{w1,w3}.weight",
+        "**.blocks.*.attn.qkv.weight",
+    ),
+    "columns": (
+        "**.self_attn.o_proj.weight",
+        "**.down_proj.weight",
+        "**.experts.*.w2.weight",
+        "**.blocks.*.attn.proj.weight",
+    ),
+}

@@ -1,0 +1,140 @@
+"""A recipe as TOML text, with a head that says what it comes to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from pipeline.types import Plan
+
+_WIDTH = 116
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyText:
+    name: str
+    match: tuple[str, ...]
+    block: tuple[int, int] | None
+    source_block: tuple[int, int] | None
+    expect: int
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class FusedText:
+    name: str
+    match: str
+    runtime_names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelText:
+    axis: str
+    shares: int | None
+    match: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AliasText:
+    prefix: str
+    alias: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeText:
+    """All that a recipe's text says, but for the tensor-parallel sizes."""
+
+    name: str
+    model: str
+    repository: str | None
+    revision: str | None
+    profile: str
+    decodes: bool  # whether a family starts from the parent's FP8
+    families: tuple[FamilyText, ...]
+    fused: tuple[FusedText, ...]
+    parallel: tuple[ParallelText, ...]
+    aliases: tuple[AliasText, ...]
+
+
+def recipe_toml(recipe: RecipeText, sizes: Sequence[int], plan: Plan | None) -> str:
+    """The text of pipeline.toml; `sizes` are the tensor-parallel sizes that it promises, `plan` what it comes to."""
+    lines = [*_head(recipe, plan), "format = 1", f"name = {_quoted(recipe.name)}", ""]
+    if recipe.repository:
+        lines += ["[parent]", f"repository = {_quoted(recipe.repository)}"]
+        lines += [f"revision = {_quoted(recipe.revision)}"] if recipe.revision else []
+        lines.append("")
+    lines += ["[output]", f"profile = {_quoted(recipe.profile)}"]
+    lines += [f"tensor_parallel = {list(sizes)}   # the result must load at these sizes", ""]
+    lines += _stages(recipe.decodes)
+    for family in recipe.families:
+        lines += ["", *_family(family)]
+    for group in recipe.fused:
+        lines += ["", "[[fused]]", f"name = {_quoted(group.name)}", f"match = {_quoted(group.match)}"]
+        lines += [f"runtime_names = {json.dumps(group.runtime_names)}"] if group.runtime_names else []
+    for dealt in recipe.parallel:
+        lines += ["", "[[parallel]]", f"axis = {_quoted(dealt.axis)}"]
+        lines += (
+            [f"shares = {dealt.shares}   # KV heads: more ranks than that hold copies"]
+            if dealt.shares
+            else []
+        )
+        lines += _match(dealt.match)
+    for alias in recipe.aliases:
+        lines += ["", "[[alias]]", f"prefix = {_quoted(alias.prefix)}", f"alias = {_quoted(alias.alias)}"]
+    return "\n".join(lines) + "\n"
+
+
+def _head(recipe: RecipeText, plan: Plan | None) -> Iterator[str]:
+    yield f"# {recipe.repository or recipe.model}: drafted by `shardmill init` from headers and config.json."
+    yield "# Every tensor matches one family; `shardmill plan` shows what it comes to before any byte is written."
+    if plan:
+        before = sum(family.bytes_before for family in plan.families)
+        yield f"# Tensor bytes: {before:,} -> {plan.tensor_bytes:,}; {len(plan.conversions):,} weights convert."
+        for at in plan.loads:
+            if at.reason:
+                yield f"# Not at tensor-parallel size {at.tensor_parallel}: {at.reason}."
+
+
+def _stages(decodes: bool) -> Iterator[str]:
+    yield "[stages]"
+    yield "scan = { needs = [] }"
+    yield 'classify = { needs = ["scan"] }'
+    yield 'quantize = { needs = ["classify"] }'
+    if decodes:
+        yield 'dequantise = { needs = ["classify"] }'
+    yield 'scales = { needs = ["quantize"] }'
+    made = '"quantize", "dequantise", "scales"' if decodes else '"quantize", "scales"'
+    yield f'rewrite = {{ needs = ["classify", {made}] }}'
+    yield 'index = { needs = ["scan", "rewrite"] }'
+
+
+def _family(family: FamilyText) -> Iterator[str]:
+    yield "[[family]]"
+    yield f"name = {_quoted(family.name)}"
+    yield from _match(family.match)
+    if family.source_block:
+        yield 'action = "dequantise"'
+        yield f"source_block = {list(family.source_block)}"
+    elif family.block:
+        yield 'action = "quantize"'
+        yield f"block = {list(family.block)}"
+    else:
+        yield 'action = "keep"'
+        yield f"reason = {_quoted(family.reason or '')}"
+        return
+    yield f"expect = {family.expect}"
+
+
+def _match(globs: Iterable[str]) -> Iterator[str]:
+    listed = [_quoted(glob) for glob in globs]
+    if len(listed) == 1 and len(listed[0]) < _WIDTH:
+        yield f"match = {listed[0]}"
+    else:
+        yield "match = ["
+        yield from (f"    {glob}," for glob in listed)
+        yield "]"
+
+
+def _quoted(text: str | None) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -77,14 +77,25 @@ def _nvfp4_entries(child: Child) -> dict[str, dict[str, Any]]:
     entries: dict[str, dict[str, Any]] = {}
     for name, ref in child.tensors.items():
         scale = child.tensors.get(name + "_scale")
-        if ref.dtype == "U8" and scale is not None and scale.dtype == "F8_E4M3":
-            entries[module_of(name)] = {"quant_algo": "NVFP4", "group_size": _group(ref, scale)}
+        if scale is not None and (group := _group(ref, scale)):
+            entries[module_of(name)] = {"quant_algo": "NVFP4", "group_size": group}
     return entries
 
 
-def _group(packed: TensorRef, scale: TensorRef) -> int:
-    """Columns that share one scale: two nibbles a byte of `packed` [R, C/2], one scale of `scale` [R, C/group]."""
-    return 2 * packed.shape[1] // scale.shape[1]
+def _group(packed: TensorRef, scale: TensorRef) -> int | None:
+    """Columns that share one scale: two nibbles a byte of `packed` [R, C/2], one scale of `scale` [R, C/group].
+
+    None where the two are no such pair.
+    """
+    if (
+        len(packed.shape) != 2
+        or len(scale.shape) != 2
+        or packed.shape[0] != scale.shape[0]
+        or not scale.shape[1]
+    ):
+        return None
+    columns, groups = 2 * packed.shape[1], scale.shape[1]
+    return columns // groups if columns % groups == 0 else None
 
 
 def _still_ignored(ignore: Sequence[str], child: Child) -> list[str]:

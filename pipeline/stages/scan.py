@@ -32,7 +32,9 @@ def scan(checkpoint: Checkpoint) -> Parent:
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: is not a folder; give the parent checkpoint's folder with --parent")
     shards = sorted(
-        path.name for path in folder.iterdir() if path.suffix == ".safetensors" and path.is_file()
+        path.name
+        for path in folder.iterdir()
+        if path.suffix == ".safetensors" and not path.name.startswith(".") and path.is_file()
     )
     index = folder / INDEX_FILE
     weight_map = _weight_map(index) if index.exists() else None
@@ -70,6 +72,9 @@ def _json_object(path: Path) -> dict[str, Any]:
                 f"{path.name}: is larger than {_INDEX_BYTES_MAX} bytes; that is no such file"
             )
         value = json.loads(path.read_bytes())
+        json.dumps(
+            value, ensure_ascii=False
+        ).encode()  # fails on lone surrogates, which no file of ours can hold
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

@@ -75,7 +75,7 @@ def _hub_api(place: str) -> Any:
         from huggingface_hub import HfApi
     except ImportError:
         raise ShardmillError(f"{place}: needs huggingface_hub; pip install 'shardmill[hub]'") from None
-    return HfApi()
+    return HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
 
 
 def _cache() -> Path:
@@ -180,6 +180,8 @@ class HubBytes:
                 failures = 0
             except (OSError, HTTPException) as error:
                 self.close()
+                if isinstance(error, urllib.error.HTTPError):
+                    error.close()
                 failures += 1
                 if failures == _TRIES or _is_final(error):
                     raise CheckpointError(

@@ -87,12 +87,9 @@ def _group(packed: TensorRef, scale: TensorRef) -> int | None:
 
     None where the two are no such pair.
     """
-    if (
-        len(packed.shape) != 2
-        or len(scale.shape) != 2
-        or packed.shape[0] != scale.shape[0]
-        or not scale.shape[1]
-    ):
+    if (packed.dtype, scale.dtype) != ("U8", "F8_E4M3") or not len(packed.shape) == len(scale.shape) == 2:
+        return None
+    if packed.shape[0] != scale.shape[0] or not scale.shape[1]:
         return None
     columns, groups = 2 * packed.shape[1], scale.shape[1]
     return columns // groups if columns % groups == 0 else None

@@ -427,6 +427,10 @@ def test_dotfiles_are_no_shards(parent: Path, tmp_path: Path, reference: dict[st
         (packed("w", 4, 16), ("F8_E4M3", (8,), bytes(8))),
         (packed("w", 4, 16), ("F8_E4M3", (4, 0), b"")),
         (packed("w", 4, 16), ("F8_E4M3", (), bytes(1))),
+        (packed("w", 4, 16), bf16("s", 4, 2)),
+        (e4m3("w", 4, 16), e4m3("s", 4, 2)),
+        (packed("w", 4, 16), e4m3("s", 3, 2)),
+        (packed("w", 4, 16), e4m3("s", 4, 3)),
     ],
 )
 def test_packed_tensors_of_odd_shapes_get_no_entry(tmp_path: Path, weight: Tensor, scale: Tensor) -> None:

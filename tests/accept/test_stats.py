@@ -90,13 +90,13 @@ def documents(seed: int, count: int, size: int, p: float, draws: int) -> np.ndar
 @pytest.mark.parametrize(("count", "size", "p"), [(40, 50, 0.9), (60, 100, 0.95), (200, 30, 0.97)])
 def test_the_document_bootstrap_covers_what_it_says(count, size, p):
     hits = documents(count, count, size, p, DRAWS)
-    low, high = bca(hits, np.full(count, float(size)), resample_weights(count, 2000, seed=3), 0.95)
+    low, high = bca(hits, np.full(count, float(size)), resample_weights(count, 1000, seed=3), 0.95)
     assert ((low <= p) & (p <= high)).mean() == pytest.approx(0.95, abs=0.01)
 
 
 def test_plain_percentiles_of_few_documents_would_cover_too_little():
     hits, sizes = documents(5, 20, 10, 0.95, DRAWS), np.full(20, 10.0)
-    weights = resample_weights(20, 2000, seed=3)
+    weights = resample_weights(20, 1000, seed=3)
     plain = np.quantile(weights @ hits / 200, (0.025, 0.975), axis=0)
     covered = [
         ((low <= 0.95) & (high >= 0.95)).mean() for low, high in (plain, bca(hits, sizes, weights, 0.95))

@@ -80,6 +80,8 @@ class Client:
         try:
             with urllib.request.urlopen(self._request(path, data), timeout=self.timeout) as answer:
                 text = answer.read(ANSWER_BYTES_MAX)
+                if answer.length:  # what the server promised and did not send
+                    return None, "connection", f"the answer was cut {answer.length:,} bytes before its end"
         except urllib.error.HTTPError as error:
             return (
                 None,

@@ -19,9 +19,14 @@ class SpeculationError(RunError):
 
 
 def acceptance(client: Client) -> dict[str, float]:
-    """Counters of speculative decoding: drafts, and accepted tokens by position."""
+    """The server's counters of speculative decoding as they stand."""
+    return count_acceptance(client.get_or_none("/metrics") or "")
+
+
+def count_acceptance(page: str) -> dict[str, float]:
+    """Counters of a metrics page: drafts, and accepted tokens by position."""
     found: dict[str, float] = {}
-    for sample in samples(client.get_or_none("/metrics") or ""):
+    for sample in samples(page):
         if DRAFTS in sample.name and sample.name.endswith("_total"):
             found["drafts"] = found.get("drafts", 0.0) + sample.value
         elif ACCEPTED in sample.name and sample.name.endswith("_total"):

@@ -21,6 +21,7 @@ from kernels.block_fp8_numpy import NumpyRows
 from kernels.block_fp8_scales import amax_scales, ue8m0_scales
 from kernels.block_fp8_tiny import is_tiny, tiny_codes
 from kernels.formats import E4M3_MAX, E4M3_VALUES, F32, U8, U16, U32, bf16_to_f32, nearest_codes
+from kernels.mse import mse_scales
 from kernels.recover import recover_scales
 from kernels.recover_numpy import Bounds
 
@@ -51,6 +52,8 @@ class Rows(Protocol):
 
     def lossless(self, source: U16, scales: F32, block: Block) -> NDArray[np.bool_]: ...
 
+    def squared_errors(self, source: NDArray[Any], scales: F32, block: Block) -> NDArray[np.int64]: ...
+
     def candidates(self, sample: U16, maxima: U32, c: int, wanted: int, bounds: Bounds) -> F32: ...
 
 
@@ -70,8 +73,14 @@ def _recovered(rows: Rows, source: NDArray[Any], maxima: U32, block: Block) -> t
     return scales, {"blocks": exact.size, "exact_blocks": int(exact.sum())}
 
 
+def _least_error(rows: Rows, source: NDArray[Any], maxima: U32, block: Block) -> tuple[F32, dict[str, int]]:
+    scales, moved = mse_scales(rows, source, maxima, block)
+    return scales, {"blocks": moved.size, "moved_blocks": int(moved.sum())}
+
+
 RECIPES: Final[dict[str, Recipe]] = {
     "amax/1": Recipe("amax / 448", lambda rows, source, maxima, block: (amax_scales(maxima), {})),
+    "mse/1": Recipe("the best by squared error of eight from amax / 448 to nearly its double", _least_error),
     "recover/1": Recipe("the scale it had, where that is proven lossless, else amax / 448", _recovered),
     "ue8m0/1": Recipe(
         "the smallest power of two >= amax / 448",

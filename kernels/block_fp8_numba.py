@@ -28,25 +28,15 @@ class NumbaRows:
 
     def maxima(self, source: NDArray[Any], block: tuple[int, int]) -> U32:
         """Largest magnitude of each block as f32 bits: u32 [ceil(rows/r), ceil(C/c)]."""
-        r, c = block
-        rows, C = source.shape
         bits = self._bits(source)
-        out = np.empty((-(-rows // r), -(-C // c)), np.uint32)
-        if bits.dtype == np.uint16:
-            _maxima_bf16(bits, r, c, np.empty(C, np.uint16), out)
-        else:
-            _maxima_f32(bits, r, c, np.empty(C, np.uint32), out)
-        return out
+        mask = bits.dtype.type(np.iinfo(bits.dtype).max // 2)  # all but the sign
+        maxima: U32 = _maxima(bits, *block, mask, bits.itemsize == 2)
+        return maxima
 
     def codes(self, source: NDArray[Any], scales: F32, block: tuple[int, int], out: U8) -> None:
         """out[i, j] = E4M3 code of source[i, j] / scales[i // r, j // c], sign kept, zeros included."""
-        r, c = block
         bits = self._bits(source)
-        divisors = np.empty(source.shape[1], np.float32)
-        if bits.dtype == np.uint16:
-            _codes_bf16(bits, scales, r, c, divisors, out)
-        else:
-            _codes_f32(bits, scales, r, c, divisors, out)
+        _codes(bits, scales, *block, bits.itemsize == 2, out)
 
     def lossless(self, source: U16, scales: F32, block: tuple[int, int]) -> NDArray[np.bool_]:
         """Which blocks' codes, times their scale, round to the very BF16 they came from: bool [n, m]."""
@@ -54,6 +44,14 @@ class NumbaRows:
 
         same: NDArray[np.bool_] = lossless(source, scales, *block)
         return same
+
+    def squared_errors(self, source: NDArray[Any], scales: F32, block: tuple[int, int]) -> NDArray[np.int64]:
+        """Sum over each block of (quotient - code's value)^2, in units of 2^-30: i64 [n, m]."""
+        from kernels.mse_numba import squared_errors
+
+        bits = self._bits(source)
+        sums: NDArray[np.int64] = squared_errors(bits, scales, *block, bits.itemsize == 2)
+        return sums
 
     def candidates(self, sample: U16, maxima: U32, c: int, wanted: int, bounds: Bounds) -> F32:
         """See recover.candidates."""
@@ -74,6 +72,12 @@ class NumbaRows:
 
 
 @_compiled
+def f32_bits(number: Any, narrow: bool) -> Any:
+    """f32 bits of a number given by its bits, u16 of BF16 (narrow) or u32 of f32. LLVM moves the test out of loops."""
+    return np.uint32(np.uint32(number) << np.uint32(16)) if narrow else np.uint32(number)
+
+
+@_compiled
 def anchor_of(quotient: Any) -> Any:
     """The f32 that rounds a quotient as E4M3 does when added; see block_fp8_numpy.round_to_e4m3."""
     exponent = np.uint32(
@@ -83,34 +87,18 @@ def anchor_of(quotient: Any) -> Any:
 
 
 @_compiled
-def _code(magnitude: Any, divisor: Any, sign: Any) -> Any:
-    """E4M3 code of magnitude / divisor (f32), with sign 0 or 0x80."""
-    quotient = np.float32(magnitude / divisor)
-    return np.uint8(np.float32(quotient + anchor_of(quotient)).view(np.uint32)) | sign
-
-
-@_compiled
-def _codes_bf16(source: U16, scales: F32, r: int, c: int, divisors: F32, out: U8) -> None:
-    for i in range(source.shape[0]):
+def _codes(bits: NDArray[Any], scales: F32, r: int, c: int, narrow: bool, out: U8) -> None:
+    rows, C = bits.shape
+    divisors = np.empty(C, np.float32)
+    for i in range(rows):
         if i % r == 0:
             spread(scales[i // r], c, divisors)
-        for j in range(source.shape[1]):
-            magnitude = np.uint32(np.uint32(source[i, j] & np.uint16(0x7FFF)) << np.uint32(16)).view(
-                np.float32
-            )
-            out[i, j] = _code(magnitude, divisors[j], np.uint8(source[i, j] >> np.uint16(8)) & np.uint8(0x80))
-
-
-@_compiled
-def _codes_f32(source: U32, scales: F32, r: int, c: int, divisors: F32, out: U8) -> None:
-    for i in range(source.shape[0]):
-        if i % r == 0:
-            spread(scales[i // r], c, divisors)
-        for j in range(source.shape[1]):
-            magnitude = np.uint32(source[i, j] & np.uint32(0x7FFFFFFF)).view(np.float32)
-            out[i, j] = _code(
-                magnitude, divisors[j], np.uint8(source[i, j] >> np.uint32(24)) & np.uint8(0x80)
-            )
+        for j in range(C):
+            wide = f32_bits(bits[i, j], narrow)
+            magnitude = np.uint32(wide & np.uint32(0x7FFFFFFF)).view(np.float32)
+            quotient = np.float32(magnitude / divisors[j])
+            sign = np.uint8(np.uint8(wide >> np.uint32(24)) & np.uint8(0x80))
+            out[i, j] = np.uint8(np.float32(quotient + anchor_of(quotient)).view(np.uint32)) | sign
 
 
 @_compiled
@@ -121,22 +109,15 @@ def spread(scale_row: F32, c: int, divisors: F32) -> None:
 
 
 @_compiled
-def _maxima_bf16(source: U16, r: int, c: int, columns: U16, out: U32) -> None:
+def _maxima(bits: NDArray[Any], r: int, c: int, mask: Any, narrow: bool) -> U32:
+    rows, C = bits.shape
+    columns = np.empty(C, bits.dtype)
+    out = np.empty((-(-rows // r), -(-C // c)), np.uint32)
     for i in range(out.shape[0]):
         columns[:] = 0
-        for row in range(i * r, min((i + 1) * r, source.shape[0])):
-            for j in range(columns.size):
-                columns[j] = max(columns[j], source[row, j] & np.uint16(0x7FFF))
+        for row in range(i * r, min((i + 1) * r, rows)):
+            for j in range(C):
+                columns[j] = max(columns[j], bits[row, j] & mask)
         for k in range(out.shape[1]):
-            out[i, k] = np.uint32(columns[k * c : (k + 1) * c].max()) << np.uint32(16)
-
-
-@_compiled
-def _maxima_f32(source: U32, r: int, c: int, columns: U32, out: U32) -> None:
-    for i in range(out.shape[0]):
-        columns[:] = 0
-        for row in range(i * r, min((i + 1) * r, source.shape[0])):
-            for j in range(columns.size):
-                columns[j] = max(columns[j], source[row, j] & np.uint32(0x7FFFFFFF))
-        for k in range(out.shape[1]):
-            out[i, k] = columns[k * c : (k + 1) * c].max()
+            out[i, k] = f32_bits(columns[k * c : (k + 1) * c].max(), narrow)
+    return out

@@ -20,6 +20,8 @@ from kernels.recover_numpy import Bounds, candidates
 Block = tuple[int, int]
 CHUNK_ELEMENTS: Final = 32_768  # 128 KiB of f32: the buffers of a chunk stay in a core's second-level cache
 
+ERROR_UNITS: Final = 2.0**30  # squared errors, at most 2^8, are counted in such parts
+
 # Operands are arrays, [1] or 0-d: numpy converts a scalar anew at every call.
 _LOWEST_EXPONENT: Final = np.full(1, 127 - 6, np.uint32)  # that of E4M3's smallest normal number 2^-6, in f32
 _EXPONENT_AND_CODE: Final = np.array(
@@ -78,6 +80,21 @@ class NumpyRows:
             _over_blocks(differ, block, lambda rows: np.maximum.reduce(rows, axis=1)) == 0
         )
         return same
+
+    def squared_errors(self, source: NDArray[Any], scales: F32, block: Block) -> NDArray[np.int64]:
+        """Sum over each block of (quotient - code's value)^2, in units of 2^-30: i64 [n, m].
+
+        Each square is exact in f64, then rounded to a whole number of units: so the sum's order is free. A block
+        of 2^25 elements cannot overflow. The terms of `codes` hold.
+        """
+        r, c = block
+        rows, C = source.shape
+        edges = np.arange(0, C, c)
+        sums = np.empty((rows, edges.size), np.int64)
+        for chunk in self._chunks(source, scales, block):
+            units = self._chunk.squared_errors(source[chunk].reshape(-1)).reshape(-1, C)
+            np.add.reduceat(units, edges, axis=1, out=sums[chunk])
+        return np.add.reduceat(sums, np.arange(0, rows, r), axis=0)
 
     def candidates(self, sample: U16, maxima: U32, c: int, wanted: int, bounds: Bounds) -> F32:
         """See recover.candidates."""
@@ -140,6 +157,17 @@ class Chunk:
         np.right_shift(bits, _BF16_SHIFT, out=bits)
         np.bitwise_and(source, _BF16_MAGNITUDE, out=shifted)
         np.not_equal(bits, shifted, out=out.view(np.bool_))
+
+    def squared_errors(self, source: NDArray[Any]) -> NDArray[np.int64]:
+        """(quotient - code's value)^2 in units of 2^-30, i64 [n]."""
+        values, anchors = self._quotients(source), self._anchors[: source.size]
+        quotients = values.copy()
+        round_to_e4m3(values, anchors, self._floor[: source.size])
+        np.subtract(values, anchors.view(np.float32), out=values)
+        np.subtract(values, quotients, out=values)
+        squares = np.multiply(values, values, dtype=np.float64)
+        np.multiply(squares, ERROR_UNITS, out=squares)
+        return np.add(squares, 0.5, out=squares).astype(np.int64)
 
     def _quotients(self, source: NDArray[Any]) -> F32:
         """|source| / divisors, f32 [n], in the buffer of magnitudes."""

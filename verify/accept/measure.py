@@ -50,7 +50,7 @@ def probe_measures(run: Run, protocol: Protocol, items: Sequence[Item], phase: s
             [r for r in run.of("vision", phase) if not facts.get(r.id, {}).get("blind")], facts
         ),
         "vision_prompt_tokens": _picture_tokens(run.of("vision", phase), facts),
-        "vision_limit_refused": _share_ok(run.of("vision_limit", phase)),
+        "vision_limit_refused": _refused(run.of("vision_limit", phase)),
     }
     found |= {f"decode_c{c}": _speed(run, phase, c, facts) for c in protocol.probes.speed_concurrency}
     return {name: measure for name, measure in found.items() if measure is not None}
@@ -150,8 +150,10 @@ def _picture_tokens(rows: Sequence[Row], facts: Mapping[str, Mapping[str, Any]])
     return Value(_usage(seeing, "prompt_tokens") - _usage(blind, "prompt_tokens"))
 
 
-def _share_ok(rows: Sequence[Row]) -> Proportion | None:
-    return Proportion(sum(row.ok for row in rows), len(rows)) if rows else None
+def _refused(rows: Sequence[Row]) -> Proportion | None:
+    """Requests with one picture too many that the server turned away."""
+    good = [row for row in rows if row.ok]
+    return Proportion(sum(row.detail == "refused" for row in good), len(good)) if good else None
 
 
 def _speed(run: Run, phase: str, at_once: int, facts: Mapping[str, Mapping[str, Any]]) -> Value | None:

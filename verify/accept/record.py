@@ -19,14 +19,14 @@ from verify.accept.score import read_positions
 from verify.accept.speculation import acceptance
 from verify.accept.watermark import Watermark
 
+REFUSED = "refused"  # the detail of a request with one picture too many, as it should be
 KEPT: tuple[str, ...] = ("choices", "usage")
 
 
 def fault_of(item: Item, reply: Reply) -> tuple[str | None, str]:
     """How an answer fails although it came: empty, or truncated. A refused extra picture is the right answer."""
-    if item.kind == "vision_limit":
-        refused = reply.failure == "http 4xx"
-        return (None, "refused") if refused else (reply.failure, reply.detail)
+    if item.kind == "vision_limit" and reply.failure in (None, "http 4xx"):
+        return None, "served" if reply.failure is None else REFUSED
     if reply.body is None:
         return reply.failure, reply.detail
     choices = reply.body.get("choices") or []

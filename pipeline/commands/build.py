@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import sys
@@ -124,6 +125,10 @@ def build(
     Example: shardmill build -c pipeline.toml --parent /data/parent --out /data/out
     """
     started = time.monotonic()
+    if kernel == "numba" and importlib.util.find_spec("numba") is None:
+        raise click.UsageError(
+            "--kernel numba needs numba: pip install 'shardmill[fast]', or leave --kernel out"
+        )
     recipe, lock = recipes.load(config), load_lock(lock_path(config))
     settings = Settings(workers, kernel, sha256, passthrough, paranoid, scheduler)
     if expect_key is None and is_unchanged(recipe, parent, out, settings, lock):

@@ -77,6 +77,12 @@ def main() -> None:
         sys.exit(2 if isinstance(error, RecipeError) and not isinstance(error, PlanError) else 1)
     except BrokenPipeError:
         sys.exit(1)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        click.echo(
+            f"Error: {where}{error.strerror or error}; mend that and call the same command again", err=True
+        )
+        sys.exit(1)
 
 
 class _TerminatedError(BaseException):

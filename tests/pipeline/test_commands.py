@@ -1,0 +1,299 @@
+"""The command line: exit codes, one JSON object, an example in every help, and never a traceback."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from pipeline.commands import main as commands
+from pipeline.manifest.store import Store
+from tests.pipeline.conftest import ROOT
+from tests.pipeline.parents import (
+    MANIFEST,
+    RECIPE,
+    SCALES,
+    SHARDMILL,
+    SHARDS,
+    change_tensor,
+    published,
+    write_recipe,
+)
+
+Told = tuple[int, str, str]  # exit code, standard output, standard error
+
+
+@pytest.fixture
+def shardmill(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., Told]]:
+    """Runs the command in this process."""
+    before = signal.getsignal(signal.SIGTERM)
+
+    def call(*words: Any) -> Told:
+        monkeypatch.setattr(sys, "argv", ["shardmill", *map(str, words)])
+        with pytest.raises(SystemExit) as leaving:
+            commands.main()
+        told = capsys.readouterr()
+        return int(leaving.value.code or 0), told.out, told.err
+
+    yield call
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def places(parent: Path, tmp_path: Path) -> list[Any]:
+    """-c RECIPE --parent PARENT --out OUT"""
+    return ["-c", write_recipe(tmp_path), "--parent", parent, "--out", tmp_path / "out"]
+
+
+def test_plan_build_explain_tell_what_they_did(shardmill: Callable[..., Told], places: list[Any]) -> None:
+    code, out, _ = shardmill("plan", *places)
+    assert code == 0
+    assert "6 tensors convert; 2 files are rewritten, 2 passed on" in out
+    assert "loads at tensor-parallel size 1, 2, 4; not 8" in out
+    assert "disk: needs" in out
+    assert "[4,4]" in out
+    code, out, _ = shardmill("explain", *places)
+    assert (code, out.count("will be made: it was not built yet")) == (0, 4)
+    code, out, _ = shardmill("build", *places, "--kernel", "numpy")
+    assert code == 0
+    assert "4 shards made" in out
+    assert "kernel: numpy" in out
+    code, out, _ = shardmill("build", *places)
+    assert (code, out.startswith("nothing to do: ")) == (0, True)
+    code, out, _ = shardmill("explain", *places)
+    assert (code, out) == (0, "0 of 4 shards will be made; the others are up to date\n")
+
+
+def test_json_is_one_object_and_nothing_else(shardmill: Callable[..., Told], places: list[Any]) -> None:
+    code, out, _ = shardmill("plan", *places, "--json")
+    facts = json.loads(out)
+    assert (code, facts["converted"], facts["files_rewritten"]) == (0, 6, [SHARDS[0], SHARDS[2]])
+    assert facts["disk"]["needed"] == facts["output"]["file_bytes"]
+    code, out, _ = shardmill("explain", *places, "--json")
+    assert json.loads(out) == {"shards": dict.fromkeys(sorted((*SHARDS, SCALES)), "it was not built yet")}
+    code, out, err = shardmill("build", *places, "--json")
+    summary = json.loads(out)
+    assert (code, err) == (0, "")
+    assert summary["plan_key"] == facts["key"]
+    assert summary["made"].keys() == {*SHARDS, SCALES}
+    code, out, _ = shardmill("build", *places, "--json")
+    assert (code, json.loads(out)["made"], json.loads(out)["files_written"]) == (0, {}, [])
+
+
+def test_explain_writes_nothing(shardmill: Callable[..., Told], places: list[Any]) -> None:
+    assert shardmill("explain", *places)[0] == 0
+    assert not places[-1].exists()
+
+
+def test_plan_names_no_output_and_needs_none(shardmill: Callable[..., Told], places: list[Any]) -> None:
+    code, out, _ = shardmill("plan", *places[:4])
+    assert (code, "disk:" in out) == (0, False)
+
+
+def test_the_short_way_out_sees_every_change(
+    shardmill: Callable[..., Told], places: list[Any], parent: Path
+) -> None:
+    """A build that finds nothing to do without planning must not miss a change of parent, recipe or output."""
+    recipe, out = places[1], places[-1]
+
+    def made() -> set[str]:
+        return set(json.loads(shardmill("build", *places, "--json")[1])["files_written"])
+
+    made()
+    assert made() == set()
+    change_tensor(parent / SCALES, "model.layers.0.experts.0.input_scale")
+    assert made() == {SCALES, MANIFEST}
+    (out / "config.json").unlink()
+    assert made() == {"config.json"}
+    (out / MANIFEST).unlink()
+    assert MANIFEST in made()
+    (parent / "NOTICE").write_text("new")
+    assert "NOTICE" in made()
+    recipe.write_text(RECIPE.replace("[8, 8]", "[4, 4]"))
+    assert SHARDS[2] in made()
+    recipe.write_text(RECIPE.replace("[8, 8]", "[4, 4]") + "\n# a remark\n")
+    assert made() == set()
+    assert set(json.loads(shardmill("build", *places, "--json", "--no-sha256")[1])["files_written"]) == {
+        MANIFEST
+    }
+    (out / SHARDS[1]).write_bytes(b"x")
+    assert SHARDS[1] in made()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (
+            ["build", "--parent", "{parent}", "--out", "{out}", "-c", "{here}/nowhere.toml"],
+            2,
+            "cannot be read",
+        ),
+        (["build", "--parent", "{here}/nowhere", "--out", "{out}", "-c", "{recipe}"], 1, "is not a folder"),
+        (["build", "--parent", "{parent}", "--out", "{parent}", "-c", "{recipe}"], 1, "is the parent itself"),
+        (["build", "--parent", "{parent}", "--out", "{recipe}", "-c", "{recipe}"], 1, "cannot be written"),
+        (["build", "--parent", "{parent}", "-c", "{recipe}"], 2, "Missing option '--out'"),
+        (
+            ["build", "--parent", "{parent}", "--out", "{out}", "-c", "{recipe}", "--workers", "0"],
+            2,
+            "--workers",
+        ),
+        (
+            ["build", "--parent", "{parent}", "--out", "{out}", "-c", "{recipe}", "--expect-key", "0"],
+            1,
+            "not 0",
+        ),
+        (["plan", "--parent", "{parent}", "-c", "{here}"], 2, "is a directory"),
+        (
+            ["explain", "--parent", "{parent}", "--out", "{here}", "-c", "{recipe}", "--x"],
+            2,
+            "No such option",
+        ),
+        (["fly"], 2, "No such command 'fly'"),
+        (["toy-parent", "{here}"], 1, "holds something other than a toy parent"),
+    ],
+)
+def test_a_fault_is_one_sentence_and_its_exit_code(
+    shardmill: Callable[..., Told],
+    places: list[Any],
+    parent: Path,
+    words: list[str],
+    code: int,
+    sentence: str,
+) -> None:
+    """1 for the world, 2 for the way the command was called; standard output stays empty."""
+    names = {"parent": parent, "out": places[-1], "recipe": places[1], "here": places[1].parent}
+    told = shardmill(*(word.format(**names) for word in words))
+    assert told[0] == code, told
+    assert sentence in told[2]
+    assert "Traceback" not in told[2]
+    assert told[1] == ""
+    assert not places[-1].exists()
+
+
+def test_a_recipe_fault_is_usage_and_a_plan_fault_is_a_failure(
+    shardmill: Callable[..., Told], places: list[Any]
+) -> None:
+    recipe = places[1]
+    recipe.write_text(RECIPE.replace("expect", "expekt", 1))
+    code, _, err = shardmill("plan", *places)
+    assert (code, f"{recipe}:24: family.0.expekt: the key 'expekt' is not known" in err) == (2, True)
+    recipe.write_text(RECIPE.replace("expect = 4", "expect = 5"))
+    code, _, err = shardmill("plan", *places)
+    assert (code, "expects 5 tensors, the parent has 4" in err) == (1, True)
+
+
+def test_an_expected_key_that_is_met_builds(shardmill: Callable[..., Told], places: list[Any]) -> None:
+    key = json.loads(shardmill("plan", *places, "--json")[1])["key"]
+    assert shardmill("build", *places, "--expect-key", key)[0] == 0
+
+
+@pytest.mark.parametrize("place", ["remember", "stage", "commit", "start", "keep_receipt"])
+def test_an_error_of_the_operating_system_is_a_sentence_too(
+    shardmill: Callable[..., Told], places: list[Any], monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """A full disk or a lost mount may strike anywhere; the same command goes on after it is mended."""
+
+    def fail(*args: object, **named: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/somewhere/file")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, place, fail)
+        code, _, err = shardmill("build", *places)
+    assert code == 1
+    assert "/somewhere/file: No space left on device" in err
+    assert "Traceback" not in err
+    assert shardmill("build", *places)[0] == 0
+
+
+def test_a_kernel_that_is_not_installed_is_told_with_the_way_to_get_it(
+    shardmill: Callable[..., Told], places: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
+    code, _, err = shardmill("build", *places, "--kernel", "numba")
+    assert (code, "shardmill[fast]" in err) == (2, True)
+    assert not places[-1].exists()
+
+
+def every_command() -> Iterator[tuple[str, click.Command]]:
+    """Each command and subcommand that is there: its words and itself."""
+    waiting: list[tuple[str, click.Command]] = [("shardmill", commands.shardmill)]
+    while waiting:
+        words, command = waiting.pop()
+        yield words, command
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            for name in command.list_commands(context):
+                try:
+                    inner = command.get_command(context, name)
+                except ImportError:
+                    continue  # needs a package that is not installed
+                assert inner is not None
+                waiting.append((f"{words} {name}", inner))
+
+
+def test_every_command_shows_an_example_in_its_help() -> None:
+    without = []
+    for words, command in every_command():
+        text = command.get_help(click.Context(command, info_name=words))
+        if "Example" not in text or words.split()[-1] not in text.partition("Example")[2]:
+            without.append(words)
+    assert without == []
+
+
+def test_every_command_of_the_table_exists() -> None:
+    """A row without its module would be a command that fails when it is called."""
+    for _, (place, line) in commands.COMMANDS.items():
+        module = place.partition(":")[0]
+        path = ROOT / (module.replace(".", "/") + ".py")
+        assert path.exists() or (path.with_suffix("") / "__init__.py").exists(), module
+        assert line.endswith((".", "?")), line
+
+
+def test_help_and_version_as_a_user_calls_them() -> None:
+    """In a process of its own, as installed."""
+    for words, expected in ((["--help"], "Commands:"), (["--version"], "shardmill 0.")):
+        told = subprocess.run([*SHARDMILL, *words], cwd=ROOT, capture_output=True, text=True, check=True)
+        assert expected in told.stdout
+        assert told.stderr == ""
+
+
+def test_a_reader_that_leaves_early_is_no_traceback(places: list[Any]) -> None:
+    """`shardmill explain ... | head -0`"""
+    command = [*SHARDMILL, "explain", *map(str, places)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.close()
+    _, err = process.communicate()
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_a_build_at_once_and_the_next_one_finishes_it(
+    shardmill: Callable[..., Told], places: list[Any], reference: dict[str, bytes], number: int, code: int
+) -> None:
+    """The build signals itself from a worker, in the middle of a shard."""
+    script = (
+        "import os, pipeline.job as job\n"
+        "from pipeline.commands.main import main\n"
+        f"job.Watch.done = lambda self, count: (os.kill(os.getpid(), {int(number)}), __import__('time').sleep(30))\n"
+        "main()"
+    )
+    command = [sys.executable, "-c", script, "build", *map(str, places)]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=25)
+    assert told.returncode == code
+    assert "the same command goes on where it stopped" in told.stderr
+    assert "Traceback" not in told.stderr
+    assert published(places[-1]) == {}
+    assert shardmill("build", *places)[0] == 0
+    assert published(places[-1]) == reference

@@ -1,6 +1,6 @@
 """What each converted family lost: decodes a built toy and compares it with its parent. Shares no code with either.
 
-python tests/toy/decode_check.py PARENT CHILD
+python tests/toy/decode_check.py PARENT CHILD [bf16]     bf16: round what is decoded, as a parent's BF16 was
 """
 
 import json
@@ -38,7 +38,13 @@ def tensors(folder):
     return found
 
 
-def losses(parent, child):
+def to_bf16(values):
+    """The nearest BF16, ties to even, as f32."""
+    bits = values.view(np.uint32)
+    return (bits + 0x7FFF + (bits >> 16 & 1) & 0xFFFF0000).view(np.float32)
+
+
+def losses(parent, child, rounded=""):
     """Family -> [weights, squared error, squared size], over every weight that the child holds a scale grid of."""
     old, new = tensors(parent), tensors(child)
     sums = {family: [0, 0.0, 0.0] for family in FAMILIES}
@@ -47,6 +53,7 @@ def losses(parent, child):
         (rows, cols), scales = new[f"{name}_scale_inv"]
         scales = np.frombuffer(scales, "<f4").reshape(rows, 1, cols, 1)
         decoded = E4M3[np.frombuffer(codes, np.uint8)].reshape(rows, R // rows, cols, C // cols) * scales
+        decoded = to_bf16(decoded) if rounded == "bf16" else decoded
         source = (
             (np.frombuffer(old[name][1], "<u2").astype(np.uint32) << 16)
             .view(np.float32)

@@ -14,7 +14,7 @@ from pipeline.commands.main import shardmill
 from pipeline.container import read_header
 
 SCRIPT = Path(__file__).with_name("decode_check.py")
-RECIPE = Path(__file__).parents[2] / "pipeline.toml"
+ROOT = Path(__file__).parents[2]
 # family: weights, lowest and highest relative error in percent
 EXPECTED = {
     "vision": (124, 2.3, 2.7),
@@ -26,13 +26,37 @@ EXPECTED = {
 }
 
 
-@pytest.fixture(scope="module")
-def child(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("build") / "out"
-    arguments = ["build", "-c", str(RECIPE), "--parent", str(tiny), "--out", str(out), "--kernel", "numpy"]
+def built(recipe: str, parent: Path, out: Path) -> Path:
+    arguments = [
+        "build",
+        "-c",
+        str(ROOT / recipe),
+        "--parent",
+        str(parent),
+        "--out",
+        str(out),
+        "--kernel",
+        "numpy",
+    ]
     result = CliRunner().invoke(shardmill, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return out
+
+
+@pytest.fixture(scope="module")
+def child(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every scale by amax/1."""
+    return built("recipes/glm-5.3-flash-amax.toml", tiny, tmp_path_factory.mktemp("amax") / "out")
+
+
+def test_recovered_families_decode_to_the_parents_bf16_and_lose_nothing(tiny: Path, tmp_path: Path) -> None:
+    """The shipped recipe: 0 where the parent's BF16 is a copy of block FP8, 2.3 to 2.7 % elsewhere."""
+    out = built("pipeline.toml", tiny, tmp_path / "out")
+    command = [sys.executable, str(SCRIPT), str(tiny), str(out), "bf16"]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    found = {line.split()[0]: float(line.split()[3]) for line in lines}
+    assert (found.pop("mlp"), found.pop("mla")) == (0.0, 0.0)
+    assert all(2.3 <= percent <= 2.7 for percent in found.values())
 
 
 def test_fresh_families_lose_two_and_a_half_percent_and_native_fp8_a_tenth_of_that(

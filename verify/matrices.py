@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from kernels.formats import E2M1_VALUES, E4M3_VALUES
 from verify.blocks import Block
 from verify.container import DTYPE_BITS, Tensor
-from verify.schemes import FLOATS, PACKED, Linear
+from verify.schemes import FLOATS, PACKED, SECOND, Linear
 from verify.source import Reader, Source
 
 F32: TypeAlias = NDArray[np.float32]
@@ -59,7 +59,7 @@ def can_decode(linear: Linear) -> bool:
     """Whether this module knows the format, and its scales are complete and of the right shape."""
     if linear.kind not in DECODABLE or linear.weight is None or linear.weight.dtype == "F8_E5M2":
         return False
-    needed = {"nvfp4": "weight_scale_2", "ct-nvfp4": "weight_global_scale"}.get(linear.kind)
+    needed = SECOND.get(linear.kind)
     return linear.grid is not None and (needed is None or needed in linear.scales) and len(linear.shape) >= 2
 
 

@@ -37,6 +37,7 @@ INPUT_SCALES = ("input_scale", "input_global_scale", "scale_input")
 CODE_DTYPES = ("F8_E4M3", "F8_E5M2", "U8")
 WEIGHTS = ("weight", "weight_packed")
 PACKED = ("nvfp4", "ct-nvfp4", "mxfp4")  # two codes a byte
+SECOND = {"nvfp4": "weight_scale_2", "ct-nvfp4": "weight_global_scale"}  # the scale of the block scales
 GROUP = {"nvfp4": 16, "ct-nvfp4": 16, "mxfp4": 32, "mxfp8": 32}
 
 
@@ -138,7 +139,8 @@ def pair_faults(linears: Iterable[Linear]) -> Iterator[Finding]:
         if linear.kind == "other":
             continue
         assert linear.weight is not None
-        if linear.grid is None or (linear.kind == "nvfp4" and "weight_scale_2" not in linear.scales):
+        second = SECOND.get(linear.kind)
+        if linear.grid is None or (second is not None and second not in linear.scales):
             yield _bare(linear)
         yield from _dtype_faults(linear)
         yield from _grid_faults(linear, linear.weight)
@@ -178,7 +180,7 @@ def _expected_grid(linear: Linear, weight: Tensor, leaf: str, scale: Tensor) -> 
     if leaf not in ("weight_scale_inv", "weight_scale"):
         leading = weight.shape[:-2]  # banks of experts have one global scale each, or one each of gate and up
         fits = all(dim == 1 for dim in scale.shape) or scale.shape in (leading, (*leading, 1), (*leading, 2))
-        return "" if fits or leaf == "scale_weight" else "one number"
+        return "" if fits else "one number"
     if linear.kind in GROUP:
         grid = (*shape[:-1], -(-shape[-1] // GROUP[linear.kind])) if shape else ()
         return "" if scale.shape == grid else str(list(grid))

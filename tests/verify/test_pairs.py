@@ -249,3 +249,10 @@ def test_where_both_have_manifests_digests_decide_and_no_data_is_read(two: Two, 
     assert (finding.slug, finding.got) == ("diff-changed", "another digest")
     (finding,) = diff(parent, child, by_bytes=True).findings
     assert finding.got.startswith("the first difference at byte 0")
+
+
+def test_a_tensor_of_a_form_that_cannot_be_decoded_is_retyped(two: Two) -> None:
+    two.child = nvfp4_parent()
+    two.child.find(Q)[Q] = Blob("F32", (128, 128), bytes(4 * 128 * 128))
+    child, parent = two.sources()
+    assert [(f.slug, f.tensor) for f in diff(parent, child).findings] == [("diff-retyped", Q)]

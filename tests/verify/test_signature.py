@@ -105,6 +105,15 @@ def test_a_statement_that_says_something_else_is_found_even_if_signed(tmp_path: 
     assert [f.slug for f in check_signature(tmp_path / "c", public).findings] == ["provenance-differs"]
 
 
+def test_a_missing_statement_is_a_warning_even_if_the_rest_is_signed(signed: tuple[Path, Path]) -> None:
+    folder, public = signed
+    (folder / PROVENANCE).unlink()
+    assert [f.slug for f in check_signature(folder, public).findings] == [
+        "signature-bad",
+        "provenance-missing",
+    ]
+
+
 def test_a_faulty_checkpoint_is_not_signed(tmp_path: Path) -> None:
     mixed_child().write(tmp_path / "c")
     (tmp_path / "c" / "tokenizer.json").write_bytes(b"{} ")

@@ -1,0 +1,264 @@
+"""Clean checkpoints, changed in every place in turn: `python -m tests.verify.mutants` prints how many are found.
+
+A mutant is killed if the question gives an error or a warning. With a manifest any changed byte must be found; without
+one, whatever makes codes, scales, names and config disagree. Prints the kill rate by operator; below 100 % it exits 1.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.verify.memory import Memory
+from tests.zoo.all import ANIMALS, ask
+from tests.zoo.clean import CLEAN, mixed_child
+from tests.zoo.model import INDEX, MANIFEST, Blob, Model, bits, canonical, f32
+from verify.integrity import integrity
+from verify.lint import lint
+
+Files = dict[str, bytes]
+SCALES = ("weight_scale_inv", "weight_scale", "weight_scale_2", "weight_global_scale", "scale_weight")
+FLOATS = {"F32": (b"\0\0\xc0\x7f", b"\0\0\x80\x7f", b"\0\0\0\0", b"\0\0\x80\xbf")}  # NaN, inf, 0, -1
+
+
+@dataclass(frozen=True)
+class Mutant:
+    operator: str
+    what: str
+    files: Files
+    killed_by: Callable[[Memory], Any]
+
+
+def files_of(model: Model) -> Files:
+    with tempfile.TemporaryDirectory() as folder:
+        model.write(Path(folder))
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+def whole() -> Iterator[Mutant]:
+    """Of the child with a manifest: any byte of any published file."""
+    model = mixed_child()
+    files = files_of(model)
+    for file in sorted(files):
+        yield _whole("file cut by a byte", file, {**files, file: files[file][:-1]})
+        yield _whole("file grown by a byte", file, {**files, file: files[file] + b"\0"})
+        if file != MANIFEST:  # without it structure alone is judged, and the report says so
+            yield _whole("file removed", file, {k: v for k, v in files.items() if k != file})
+        for n, at in enumerate(bits(file, 24).view("<u4") % len(files[file])):
+            yield _whole(
+                "bit flipped in a file", f"{file} at {at}", {**files, file: _flip(files[file], int(at), n)}
+            )
+    for name in model.names:
+        yield _whole("bit flipped in a tensor", name, {**files, **_flipped(model, files, name)})
+        yield _whole("tensor dropped, index kept", name, {**files, **_rewritten(model, name, None)})
+        yield _whole(
+            "tensor dropped, index too", name, {**files, **_rewritten(model, name, None, index=True)}
+        )
+        yield _whole("tensor renamed", name, {**files, **_rewritten(model, name, f"{name}_", index=True)})
+    yield from _index_mutants(files)
+    yield from _manifest_mutants(files)
+
+
+def _whole(operator: str, what: str, files: Files) -> Mutant:
+    return Mutant(operator, what, files, integrity)
+
+
+def _flip(data: bytes, at: int, bit: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1 << bit % 8]) + data[at + 1 :]
+
+
+def _flipped(model: Model, files: Files, name: str) -> Files:
+    file = next(file for file, shard in model.shards.items() if name in shard)
+    data = files[file]
+    begin = (
+        8
+        + int.from_bytes(data[:8], "little")
+        + json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])[name]["data_offsets"][0]
+    )
+    return {file: _flip(data, begin + len(model[name].data) // 2, len(name))}
+
+
+def _rewritten(model: Model, name: str, to: str | None, index: bool = False) -> Files:
+    """The shard (and the index) after a tensor was dropped or renamed; the manifest stays."""
+    changed = model.copy()
+    blob = changed.find(name)
+    if to is None:
+        del blob[name]
+    else:
+        blob[to] = blob.pop(name)
+    changed.manifest = None
+    files = files_of(changed)
+    return {
+        file: data
+        for file, data in files.items()
+        if file.endswith(".safetensors") or (index and file == INDEX)
+    }
+
+
+def _index_mutants(files: Files) -> Iterator[Mutant]:
+    index = json.loads(files[INDEX])
+    for name in index["weight_map"]:
+        for operator, edit in (
+            ("index entry dropped", lambda m, n: m.pop(n)),
+            (
+                "index entry to another file",
+                lambda m, n: m.update(
+                    {
+                        n: "model-input-scales.safetensors"
+                        if "input_scale" not in n
+                        else "model-00001-of-00002.safetensors"
+                    }
+                ),
+            ),
+            ("index entry to no file", lambda m, n: m.update({n: "none.safetensors"})),
+        ):
+            changed = json.loads(files[INDEX])
+            edit(changed["weight_map"], name)
+            yield _whole(operator, name, {**files, INDEX: json.dumps(changed).encode()})
+
+
+def _manifest_mutants(files: Files) -> Iterator[Mutant]:
+    """Every leaf of the manifest: unsealed always; sealed again where the folder contradicts it."""
+    import hashlib
+
+    value = json.loads(files[MANIFEST])
+    for path in _leaves(value):
+        changed = json.loads(files[MANIFEST])
+        _alter(changed, path)
+        yield _whole(
+            "manifest leaf, not sealed", ".".join(map(str, path)), {**files, MANIFEST: canonical(changed)}
+        )
+        if path[0] == "files" or (path[0] == "shards" and path[2] == "tensors"):
+            changed.pop("self")
+            changed["self"] = hashlib.sha256(canonical(changed)).hexdigest()
+            yield _whole(
+                "manifest leaf, sealed", ".".join(map(str, path)), {**files, MANIFEST: canonical(changed)}
+            )
+
+
+def _leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        if isinstance(item, (dict, list)):
+            yield from _leaves(item, (*path, key))
+        else:
+            yield (*path, key)
+
+
+def _alter(value: Any, path: tuple[Any, ...]) -> None:
+    for key in path[:-1]:
+        value = value[key]
+    old = value[path[-1]]
+    if isinstance(old, bool) or old is None:
+        value[path[-1]] = not old
+    elif isinstance(old, int):
+        value[path[-1]] = old + 1
+    else:
+        value[path[-1]] = ("1" if old[:1] != "1" else "2") + old[1:]
+
+
+def meaning() -> Iterator[Mutant]:
+    """Of each format, without a manifest: each scale and each weight of codes, harmed in each way."""
+    for name, maker in CLEAN.items():
+        clean = maker()
+        clean.manifest = None
+        for tensor in clean.names:
+            leaf = tensor.rpartition(".")[2]
+            blob = clean[tensor]
+            if leaf in SCALES:
+                yield from _scale_mutants(name, clean, tensor, blob)
+            elif blob.dtype == "F8_E4M3" and leaf == "weight":
+                yield _meant("NaN code", name, clean, tensor, lambda b: _set(b, len(b.data) // 3, b"\xff"))
+                yield _meant("weight of codes dropped", name, clean, tensor, None)
+            elif blob.dtype == "U8":
+                yield _meant("packed weight dropped", name, clean, tensor, None)
+
+
+def _scale_mutants(name: str, clean: Model, tensor: str, blob: Blob) -> Iterator[Mutant]:
+    yield _meant("scale dropped", name, clean, tensor, None)
+    for value in FLOATS.get(blob.dtype, ()):
+        yield _meant(
+            "scale NaN, infinite, zero or negative",
+            name,
+            clean,
+            tensor,
+            lambda b, v=value: _set(b, len(b.data) - 4, v),
+        )
+    if blob.dtype == "F8_E4M3":
+        yield _meant("block scale NaN", name, clean, tensor, lambda b: _set(b, len(b.data) // 2, b"\x7f"))
+        yield _meant("block scale negative", name, clean, tensor, lambda b: _set(b, 0, b"\xb8"))
+    yield _meant("scale of another shape", name, clean, tensor, lambda b: _reshape(b))
+    yield _meant("scale of another dtype", name, clean, tensor, lambda b: _retype(b))
+
+
+def _set(blob: Blob, at: int, value: bytes) -> None:
+    blob.data = blob.data[:at] + value + blob.data[at + len(value) :]
+
+
+def _reshape(blob: Blob) -> None:
+    grown = f32(1e-4, 101, 7)
+    blob.dtype, blob.shape, blob.data = (
+        blob.dtype,
+        (101, 7),
+        grown.data[: 707 * (4 if blob.dtype == "F32" else 1)],
+    )
+
+
+def _retype(blob: Blob) -> None:
+    blob.dtype, blob.data = "I32", bytes(4 * max(len(blob.data) // (4 if blob.dtype == "F32" else 1), 1))
+
+
+def _meant(
+    operator: str, base: str, clean: Model, tensor: str, change: Callable[[Blob], None] | None
+) -> Mutant:
+    changed = clean.copy()
+    if change is None:
+        changed.drop(tensor)
+    else:
+        change(changed[tensor])
+    return Mutant(
+        operator, f"{base}: {tensor}", files_of(changed), lint if "code" not in operator else integrity
+    )
+
+
+def zoo() -> Iterator[tuple[str, str, bool]]:
+    for animal in ANIMALS:
+        with tempfile.TemporaryDirectory() as folder:
+            animal.write(Path(folder) / "c")
+            found = {finding.slug for finding in ask(animal.question, Path(folder) / "c").findings}
+            yield "animal of the zoo, by its rule", animal.name, animal.rule in found
+
+
+def verdicts(stride: int = 1) -> Iterator[tuple[str, str, bool]]:
+    """(operator, what, killed) of every mutant, or of each `stride`-th."""
+    for maker in (whole, meaning):
+        for number, mutant in enumerate(maker()):
+            if number % stride == 0:
+                yield mutant.operator, mutant.what, mutant.killed_by(Memory(mutant.files)).exit_code == 1
+    if stride == 1:
+        yield from zoo()
+
+
+def main() -> int:
+    made: dict[str, int] = {}
+    alive: dict[str, list[str]] = {}
+    for operator, what, killed in verdicts():
+        made[operator] = made.get(operator, 0) + 1
+        if not killed:
+            alive.setdefault(operator, []).append(what)
+    for operator, count in made.items():
+        print(f"{operator:<42} {count - len(alive.get(operator, [])):>6,} of {count:>6,}")
+        for what in alive.get(operator, [])[:5]:
+            print(f"    alive: {what}")
+    total, left = sum(made.values()), sum(map(len, alive.values()))
+    print(f"kill rate: {(total - left) / total:.2%} ({total - left:,} of {total:,})")
+    return 1 if left else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

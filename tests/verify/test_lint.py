@@ -1,0 +1,74 @@
+"""What lint says beside its findings, and how much it reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.zoo.clean import CLEAN, deepseek, mixed_child, nvfp4_parent
+from tests.zoo.loading import _six
+from tests.zoo.scales import _split_w13
+from verify.findings import Report
+from verify.lint import Wishes, lint
+from verify.source import Folder
+
+
+def _lint(folder: Path, *wishes: Wishes) -> Report:
+    return lint(Folder(folder), *wishes)
+
+
+def test_the_sizes_at_which_it_loads_are_said_with_the_reason(tmp_path: Path) -> None:
+    """b_proj has 64 rows in blocks of 32: a rank of four would have 16."""
+    model = mixed_child()
+    _six(model)
+    for name in model.names:
+        if "o_proj" in name or "experts" in name:
+            model.drop(name)
+    model.write(tmp_path)
+    said = _lint(tmp_path).facts["tensor parallel"]
+    assert said == (
+        "loads at TP 1, 2; not 4 (b_proj: 16 rows a rank in blocks of 32), 8 (b_proj: 8 rows a rank in blocks of 32)"
+    )
+
+
+def test_a_demanded_size_that_does_not_divide_is_a_finding(tmp_path: Path) -> None:
+    deepseek().write(tmp_path)
+    (finding,) = _lint(tmp_path, Wishes(tp=(1, 2))).findings
+    assert finding.slug == "tensor-parallel"
+    assert "rank in blocks of 128" in finding.got
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_headers_alone_give_no_finding_either(name: str, tmp_path: Path) -> None:
+    CLEAN[name]().write(tmp_path)
+    report = _lint(tmp_path, Wishes(read_data=False))
+    assert report.findings == []
+    assert "scales" in report.not_checked
+
+
+def test_a_sample_says_that_it_is_one(tmp_path: Path) -> None:
+    nvfp4_parent().write(tmp_path)
+    report = _lint(tmp_path, Wishes(sample_bytes=4096))
+    (said,) = [topic for topic in report.checked if topic.startswith("scales")]
+    assert "a sample: " in said
+
+
+def test_the_size_of_a_fused_scales_error_is_said(tmp_path: Path) -> None:
+    model = nvfp4_parent()
+    _split_w13(model)
+    model.write(tmp_path)
+    found = [f.got for f in _lint(tmp_path).findings if f.slug == "fused-global-scale"]
+    assert len(found) == 3
+    assert all("another half decodes" in got and "times wrong" in got for got in found)
+
+
+def test_a_placeholder_is_said_once_with_its_kind_and_count(tmp_path: Path) -> None:
+    model = nvfp4_parent()
+    for shard in model.shards.values():
+        for name, blob in shard.items():
+            if name.endswith("input_scale"):
+                blob.data = b"\0\0\x80\x3f"
+    model.write(tmp_path)
+    (finding,) = _lint(tmp_path).findings
+    assert (finding.slug, finding.got) == ("placeholder-input-scale", "1.0 in all 24 of input_scale")

@@ -12,6 +12,7 @@ import click
 from pipeline.commands.parent import ParentFolder
 from pipeline.commands.progress import human
 from pipeline.errors import RecipeError
+from pipeline.remote import HUB_FILE
 
 _CACHED = re.compile(r"models--(?P<org>.+?)--(?P<name>.+)/snapshots/(?P<revision>[0-9a-f]{40})$")
 
@@ -61,8 +62,7 @@ def init(
     if output.exists() and not force:
         raise RecipeError([f"{output}: is there already; give another -o, or --force to write over it"])
     headers = scan(Checkpoint(Recipe.model_construct(), parent))
-    cached = _CACHED.search(parent.absolute().as_posix())
-    repository = f"{cached['org']}/{cached['name']}" if cached else None
+    repository, revision = _origin(parent)
     base = (repository or parent.resolve().name).rpartition("/")[2].lower()
     made: Draft = draft(
         headers,
@@ -70,10 +70,19 @@ def init(
         profile or default_profile(headers),
         aim,
         repository,
-        cached["revision"] if cached else None,
+        revision,
     )
     output.write_text(made.text, encoding="utf-8")
     (_show_json if as_json else _show)(made, output, parent)
+
+
+def _origin(parent: Path) -> tuple[str | None, str | None]:
+    """The repository and commit that a folder holds, where it says so: a hub's shadow, or the hub library's cache."""
+    noted = parent / HUB_FILE
+    if noted.exists():
+        return json.loads(noted.read_text())["repository"], parent.name
+    cached = _CACHED.search(parent.absolute().as_posix())
+    return (f"{cached['org']}/{cached['name']}", cached["revision"]) if cached else (None, None)
 
 
 def _show_json(made: Any, output: Path, parent: Path) -> None:

@@ -1,12 +1,13 @@
 """Block-FP8 GEMM: out[M, N] = x[M, K] @ w[N, K]^T with one f32 scale a block of w and one a token and group of x.
 
-Two kernels (kernels.triton_gemm) and the choice between them. The stock-style kernel is vLLM's algorithm: any M,
+Three kernels (kernels.triton_gemm) and the choice between them. The stock-style kernel is vLLM's algorithm: any M,
 and its tile along K cannot exceed a scale block, which at 32 leaves two thirds of the memory bandwidth unused. The
-decode kernel serves M <= 8, where the weights' bytes are all the time there is. Their order of sums differs, so
-their bf16 results may differ in the last bit; both lie within 2e-3 of the exact product.
+decode kernels serve M <= 8, where the weights' bytes are all the time there is: one multiplies and adds (Gemv),
+the other uses the tensor cores (Decode). The orders of sums differ, so bf16 results may differ in the last bit;
+all lie within 2e-3 of the exact product.
 
 Tuned parameters come from JSON files: vLLM's own format and file name for the stock-style kernel (kernels/configs,
-or a folder of the user's), a second file of the same name with the prefix "decode," for the other.
+or a folder of the user's), a second file of the same name with the prefix "decode," for the decode kernels.
 """
 
 import json
@@ -19,13 +20,14 @@ from typing import Any, Self, TypeVar
 import torch
 import triton
 
-from kernels.triton_gemm import decode_kernel, quantise_kernel, stock_kernel
+from kernels.triton_gemm import decode_kernel, gemv_kernel, quantise_kernel, stock_kernel
 from kernels.triton_kv import has_ptx
 
 CONFIGS = Path(__file__).parent / "configs"
 DECODE_TOKENS = 8  # columns of the tensor core's tile
 MMA_ROWS = 16
 MMA_K = 32
+CHUNK = 64  # bytes of a row that a warp of the decode kernel takes at once
 
 Block = tuple[int, int]
 T = TypeVar("T")
@@ -58,26 +60,47 @@ class Stock:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Parameters of the decode kernel: 16-row tiles of a program, scale groups under way, warps."""
+    """Parameters of the decode kernel: 16-row tiles of a program, chunks asked for at once, warps along K."""
 
     tiles: int
-    step: int
+    depth: int
     warps: int
 
     @classmethod
-    def default(cls, block: Block) -> Self:
-        return cls(2, max(128 // block[1], 1), 8)
+    def default(cls) -> Self:
+        return cls(2, 4, 4)
 
     @classmethod
     def from_json(cls, entry: dict[str, int]) -> Self:
         return cls(*(entry[name] for name in _DECODE_NAMES))
 
     def to_json(self) -> dict[str, int]:
-        return dict(zip(_DECODE_NAMES, (self.tiles, self.step, self.warps), strict=True))
+        return dict(zip(_DECODE_NAMES, (self.tiles, self.depth, self.warps), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Gemv:
+    """Parameters of the kernel for one or two tokens: rows of a program, bytes of K in a step, warps."""
+
+    rows: int
+    step: int
+    warps: int
+
+    @classmethod
+    def default(cls) -> Self:
+        return cls(4, 1024, 4)
+
+    @classmethod
+    def from_json(cls, entry: dict[str, int]) -> Self:
+        return cls(*(entry[name] for name in _GEMV_NAMES))
+
+    def to_json(self) -> dict[str, int]:
+        return dict(zip(_GEMV_NAMES, (self.rows, self.step, self.warps), strict=True))
 
 
 _STOCK_NAMES = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages")
-_DECODE_NAMES = ("TILES", "STEP", "num_warps")
+_DECODE_NAMES = ("TILES", "DEPTH", "num_warps")
+_GEMV_NAMES = ("ROWS", "STEP", "num_warps")
 
 
 def quantise(
@@ -124,7 +147,7 @@ def gemm(
     *,
     bias: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
-    how: Stock | Decode | None = None,
+    how: Stock | Decode | Gemv | None = None,
 ) -> torch.Tensor:
     """x E4M3 [M, K], x_scale f32 [M, K / block_k], w E4M3 [N, K], w_scale f32 [ceil(N / block_n), K / block_k],
     bias [N] -> out [M, N], bf16 unless `out` is given. `how` forces a kernel; by default `choose` picks it.
@@ -145,10 +168,15 @@ def gemm(
             *tensors,
             K=K,
             **shared,
+            SETS=2 if block[1] == MMA_K and tokens > DECODE_TOKENS // 2 else 1,
             TILES=how.tiles,
-            STEP=how.step,
+            DEPTH=how.depth,
             WARPS=how.warps,
             num_warps=how.warps,
+        )
+    elif isinstance(how, Gemv):
+        gemv_kernel[(triton.cdiv(N, how.rows),)](
+            x, w, *tensors, K=K, **shared, ROWS=how.rows, STEP=how.step, num_warps=how.warps
         )
     else:
         programs = triton.cdiv(tokens, how.block_m) * triton.cdiv(N, how.block_n)
@@ -186,13 +214,13 @@ def _check(
 
 def decodes(tokens: int, K: int, block: Block, device: torch.device) -> bool:
     """Whether the decode kernel can take the call: few tokens, whole blocks along K, a card with its PTX."""
-    whole = K % block[1] == 0 and block[1] % MMA_K == 0 and block[0] % MMA_ROWS == 0
+    whole = K % block[1] == 0 and K % CHUNK == 0 and block[1] % MMA_K == 0 and block[0] % MMA_ROWS == 0
     return tokens <= DECODE_TOKENS and whole and has_ptx(device)
 
 
 def choose(
     tokens: int, N: int, K: int, block: Block, device: torch.device, folder: Path = CONFIGS
-) -> Stock | Decode:
+) -> Stock | Decode | Gemv:
     """The kernel and its parameters for a call: the decode kernel where it can run, else the stock-style one.
 
     Parameters come from the file of this card and shape, from the entry with the nearest number of tokens; without
@@ -200,7 +228,8 @@ def choose(
     """
     name = device_name(device)
     if decodes(tokens, K, block, device):
-        return _nearest(_decode_table(folder, N, K, block, name), tokens) or Decode.default(block)
+        default = Gemv.default() if tokens <= 2 else Decode.default()
+        return _nearest(_decode_table(folder, N, K, block, name), tokens) or default
     return _nearest(_stock_table(folder, N, K, block, name), tokens) or Stock.default(block)
 
 
@@ -226,9 +255,13 @@ def _stock_table(folder: Path, N: int, K: int, block: Block, name: str) -> dict[
 
 
 @lru_cache
-def _decode_table(folder: Path, N: int, K: int, block: Block, name: str) -> dict[int, Decode]:
+def _decode_table(folder: Path, N: int, K: int, block: Block, name: str) -> dict[int, Decode | Gemv]:
     entries = _entries(folder / decode_config_name(N, K, block, name))
-    return {tokens: Decode.from_json(entry) for tokens, entry in entries.items()}
+    return {tokens: _decode_entry(entry) for tokens, entry in entries.items()}
+
+
+def _decode_entry(entry: dict[str, int]) -> Decode | Gemv:
+    return Decode.from_json(entry) if "TILES" in entry else Gemv.from_json(entry)
 
 
 def _entries(path: Path) -> dict[int, dict[str, int]]:

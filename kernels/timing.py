@@ -60,7 +60,8 @@ def copy_bandwidth(device: torch.device, size: int = 1 << 30) -> float:
         graph_seconds([lambda block=block, warps=warps: _copy(source, target, block, warps)])  # type: ignore[misc]
         for block, warps in ((1024, 4), (2048, 4), (4096, 8))
     )
-    return 2 * size / best
+    bandwidth: float = 2 * size / best
+    return bandwidth
 
 
 def _copy(source: torch.Tensor, target: torch.Tensor, block: int, warps: int) -> None:

@@ -96,26 +96,106 @@ def stock_kernel(
     tl.store(out + m.to(tl.int64)[:, None] * N + n[None, :], total.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
-def _mma(a0, a1, b, c0, c1, c2, c3):
-    """c [16 rows, 8 tokens] += 32 products of each: rows g and g + 8 of the lane in a0 and a1, its token in b.
+def _chunk_product() -> str:
+    """PTX of c[16 rows, 8 columns] = 64 products each: E4M3 to f16 in registers, then four k16 tensor-core steps.
 
-    A lane passes 8 bytes of a row. The instruction wants them as two words that lie 16 elements apart; since both
-    operands are dealt the same way, the order of the 32 products changes and the sum does not.
+    A lane brings 16 bytes of row g ($4, $5), of row g + 8 ($6, $7) and of its column ($8, $9). A step wants four
+    of each, and which four is free as long as both sides deal alike: here the step's own word, in memory order.
+    f16 holds E4M3 exactly, so the sums are of exact products, in f32.
     """
+    lines = [
+        ".reg .b16 low, high; .reg .b32 x<2>, y<2>, z<2>, a<4>, b<2>; .reg .f32 zero;",
+        "mov.f32 zero, 0f00000000;",
+    ]
+    for piece in range(2):
+        for name, operand in (("x", 4 + piece), ("y", 6 + piece), ("z", 8 + piece)):
+            lines.append(f"mov.b64 {{{name}0, {name}1}}, ${operand};")
+        for word in range(2):
+            for name, first, second in (("x", "a0", "a2"), ("y", "a1", "a3"), ("z", "b0", "b1")):
+                lines.append(f"mov.b32 {{low, high}}, {name}{word};")
+                lines.append(f"cvt.rn.f16x2.e4m3x2 {first}, low; cvt.rn.f16x2.e4m3x2 {second}, high;")
+            c = "zero, zero, zero, zero" if piece + word == 0 else "$0, $1, $2, $3"
+            lines.append("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32")
+            lines.append(f"{{$0, $1, $2, $3}}, {{a0, a1, a2, a3}}, {{b0, b1}}, {{{c}}};")
+    return "{ " + "\n".join(lines) + " }"
+
+
+CHUNK_PRODUCT = tl.constexpr(_chunk_product())
+CHUNK = tl.constexpr(64)  # bytes of a row that a warp takes at once: 16 of each of four lanes
+
+
+@triton.jit
+def _product(a, b, token):
+    """Sums over a chunk: a and b are a tile's rows g and g + 8, token the columns, each a pair of 8-byte words."""
     return tl.inline_asm_elementwise(
-        """{ .reg .b32 p0, p1, q0, q1, r0, r1;
-        mov.b64 {p0, p1}, $4;
-        mov.b64 {q0, q1}, $5;
-        mov.b64 {r0, r1}, $6;
-        mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32
-            {$0, $1, $2, $3}, {p0, q0, p1, q1}, {r0, r1}, {$7, $8, $9, $10}; }""",
-        "=f,=f,=f,=f,l,l,l,f,f,f,f",
-        [a0, a1, b, c0, c1, c2, c3],
+        CHUNK_PRODUCT,
+        "=f,=f,=f,=f,l,l,l,l,l,l",
+        [a[0], a[1], b[0], b[1], token[0], token[1]],
         dtype=(tl.float32, tl.float32, tl.float32, tl.float32),
         is_pure=True,
         pack=1,
     )
+
+
+@triton.jit
+def gemv_kernel(
+    x,
+    w,
+    bias,
+    out,
+    x_scale,
+    w_scale,
+    M: tl.constexpr,
+    N,
+    K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ROWS: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """One or two tokens, by multiply and add: a program takes ROWS output rows over the whole of K.
+
+    A thread sums the 16 products of its 16-byte load, scales the sum in f32 and adds it to its total; threads meet
+    once, at the end. Plain Triton: it runs on any card.
+    """
+    n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    at = w + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K + tl.arange(0, STEP)[None, :]
+    PARTS: tl.constexpr = STEP // 16
+    GROUPS: tl.constexpr = K // BLOCK_K
+    group = tl.arange(0, PARTS) * 16 // BLOCK_K
+    w_scale += tl.program_id(0) * ROWS // BLOCK_N * GROUPS
+    totals = ()
+    for _ in tl.static_range(M):
+        totals += (tl.zeros([ROWS, PARTS], tl.float32),)
+    for k in tl.static_range(0, K, STEP):
+        inside = group * BLOCK_K + k < K  # the last step may reach beyond K
+        whole = k + STEP <= K
+        if whole:
+            codes = tl.load(at + k, eviction_policy="evict_first")
+        else:
+            codes = tl.load(at + k, mask=(tl.arange(0, STEP) + k < K)[None, :], other=0.0)
+        weights = tl.reshape(codes.to(tl.float32), [ROWS, PARTS, 16])
+        scale = tl.load(w_scale + k // BLOCK_K + group, mask=inside, other=0.0)
+        fresh = ()
+        for m in tl.static_range(M):
+            token = tl.load(x + m * K + k + tl.arange(0, STEP), mask=tl.arange(0, STEP) + k < K, other=0.0)
+            sums = tl.sum(weights * tl.reshape(token.to(tl.float32), [1, PARTS, 16]), 2)
+            both = scale * tl.load(x_scale + m * GROUPS + k // BLOCK_K + group, mask=inside, other=0.0)
+            fresh += (totals[m] + sums * both[None, :],)
+        totals = fresh
+    for m in tl.static_range(M):
+        value = tl.sum(totals[m], 1)
+        if HAS_BIAS:
+            value += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
+        tl.store(out + m * N + n, value.to(out.dtype.element_ty), mask=n < N)
+
+
+@triton.jit
+def _load_pair(at, mask):
+    """Two neighbouring 8-byte words of each thread by one 16-byte load."""
+    two = tl.arange(0, 2)[None, :]
+    return tl.split(tl.load(at[:, None] + two, mask=mask[:, None], other=0, eviction_policy="evict_first"))
 
 
 @triton.jit
@@ -132,76 +212,129 @@ def decode_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    SETS: tl.constexpr,
     TILES: tl.constexpr,
-    STEP: tl.constexpr,
+    DEPTH: tl.constexpr,
     WARPS: tl.constexpr,
 ):
-    """At most 8 tokens: a program takes 16 * TILES output rows over the whole of K, its warps a part of K each.
+    """At most 8 tokens: a program takes 16 * TILES output rows over the whole of K, its warps interleaved along K.
 
-    Weights go from memory to the tensor cores' registers without a stop: lane l loads 8 bytes of row l // 4, so
-    that each load of a warp takes whole 32-byte sectors, and STEP scale groups are under way at once. The sum of
-    a group leaves the tensor core, is scaled in f32 and joins the total, so no block of K is bound to a tile size.
-    x and w come as 8-byte words. A thread is an element of the 1-D tensors: lane = thread % 32.
+    Weights go from memory to the tensor cores' registers without a stop, DEPTH chunks of 64 bytes ahead of their
+    use. Each chunk's sums leave the tensor core, are scaled in f32 and join the totals, so no tile is bound to a
+    scale block. A chunk spans two groups where BLOCK_K is 32: lanes t < 2 hold the first, t >= 2 the second. Then
+    columns 0-3 are four tokens with zeros for the second group and columns 4-7 the same tokens with zeros for the
+    first, and tokens beyond four form a second set.
+
+    x and w come as 8-byte words. A thread is an element of the 1-D tensors: lane = thread % 32 = 4 * g + t.
     """
+    CHUNKS: tl.constexpr = K // CHUNK
+    ROUNDS: tl.constexpr = (CHUNKS + WARPS * DEPTH - 1) // (WARPS * DEPTH)
     thread = tl.arange(0, 32 * WARPS)
-    lane = thread % 32
-    warp = thread // 32
-    g = lane // 4
-    t = lane % 4
+    g = thread % 32 // 4
+    t = thread % 4
     n0 = tl.program_id(0) * (16 * TILES)
-    GROUPS: tl.constexpr = K // BLOCK_K
-    PARTS: tl.constexpr = BLOCK_K // 32  # instructions of a group
-    SHARE: tl.constexpr = (GROUPS + WARPS - 1) // WARPS  # groups of a warp
-    x_at = x + g * (K // 8) + t
-    w_scale_at = w_scale + n0 // BLOCK_N * GROUPS
-    low_live = 2 * t < M
-    high_live = 2 * t + 1 < M
-    zero = tl.zeros([32 * WARPS], tl.float32)
-    totals = ()
-    for _ in tl.static_range(4 * TILES):
-        totals += (zero,)
+    w_scale += n0 // BLOCK_N * (K // BLOCK_K)
     rows = ()
     for i in tl.static_range(2 * TILES):
-        rows += (w + tl.minimum(n0 + 8 * i + g, N - 1).to(tl.int64) * (K // 8) + t,)
-
-    for begin in tl.static_range(0, SHARE, STEP):
-        loads = ()
-        for s in tl.static_range(STEP):
-            share = begin + s
-            group = tl.minimum(warp * SHARE + share, GROUPS - 1)
-            live = (warp * SHARE + share < GROUPS) & (share < SHARE)
-            weights = ()
-            tokens = ()
-            for p in tl.static_range(PARTS):
-                at = group * (BLOCK_K // 8) + p * 4
-                tokens += (tl.load(x_at + at, mask=g < M, other=0),)
-                for i in tl.static_range(2 * TILES):
-                    weights += (tl.load(rows[i] + at, eviction_policy="evict_first"),)
-            b_scale = tl.load(w_scale_at + group)
-            low = tl.load(x_scale + 2 * t * GROUPS + group, mask=low_live & live, other=0.0) * b_scale
-            high = tl.load(x_scale + (2 * t + 1) * GROUPS + group, mask=high_live & live, other=0.0) * b_scale
-            loads += ((weights, tokens, low, high),)
-        for s in tl.static_range(STEP):
-            weights, tokens, low, high = loads[s]
+        rows += (w + tl.minimum(n0 + 8 * i + g, N - 1).to(tl.int64) * (K // 8) + 2 * t,)
+    zero = tl.zeros([32 * WARPS], tl.float32)
+    totals = ()
+    for _ in tl.static_range(TILES * SETS):
+        totals += ((zero, zero, zero, zero),)
+    nothing = (N >> 30).to(tl.int64)  # 0, N being below 2**30
+    for begin in range(ROUNDS):
+        words = ()
+        for step in tl.static_range(DEPTH):
+            chunk = tl.minimum((begin * DEPTH + step) * WARPS + thread // 32, CHUNKS - 1)
+            for i in tl.static_range(2 * TILES):
+                words += (_load_pair(rows[i] + chunk * (CHUNK // 8), thread >= 0),)
+        words = _arrived(words, nothing)
+        for step in tl.static_range(DEPTH):
+            chunk = (begin * DEPTH + step) * WARPS + thread // 32
+            tokens, scales = _load_tokens(x, x_scale, w_scale, chunk, g, t, M, K, BLOCK_K, SETS)
             fresh = ()
             for i in tl.static_range(TILES):
-                c0, c1, c2, c3 = zero, zero, zero, zero
-                for p in tl.static_range(PARTS):
-                    a0 = weights[p * 2 * TILES + 2 * i]
-                    a1 = weights[p * 2 * TILES + 2 * i + 1]
-                    c0, c1, c2, c3 = _mma(a0, a1, tokens[p], c0, c1, c2, c3)
-                fresh += (tl.fma(c0, low, totals[4 * i]), tl.fma(c1, high, totals[4 * i + 1]))
-                fresh += (tl.fma(c2, low, totals[4 * i + 2]), tl.fma(c3, high, totals[4 * i + 3]))
+                first = words[(step * TILES + i) * 2]
+                second = words[(step * TILES + i) * 2 + 1]
+                for j in tl.static_range(SETS):
+                    low, high = scales[j]
+                    c0, c1, c2, c3 = _product(first, second, tokens[j])
+                    t0, t1, t2, t3 = totals[i * SETS + j]
+                    fresh += (
+                        (
+                            tl.fma(c0, low, t0),
+                            tl.fma(c1, high, t1),
+                            tl.fma(c2, low, t2),
+                            tl.fma(c3, high, t3),
+                        ),
+                    )
             totals = fresh
 
     for i in tl.static_range(TILES):
-        quad = tl.join(
-            tl.join(totals[4 * i], totals[4 * i + 2]), tl.join(totals[4 * i + 1], totals[4 * i + 3])
-        )
-        sums = tl.sum(tl.reshape(quad, [WARPS, 32, 2, 2]), 0)  # [lane, row g or g + 8, token 2t or 2t + 1]
-        l3 = tl.arange(0, 32)[:, None, None]
-        n = n0 + 16 * i + l3 // 4 + 8 * tl.arange(0, 2)[None, :, None]
-        m = 2 * (l3 % 4) + tl.arange(0, 2)[None, None, :]
-        if HAS_BIAS:
-            sums += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
-        tl.store(out + m.to(tl.int64) * N + n, sums.to(out.dtype.element_ty), mask=(n < N) & (m < M))
+        for j in tl.static_range(SETS):
+            _store_tile(
+                out, bias, totals[i * SETS + j], n0 + 16 * i, 4 * j, M, N, HAS_BIAS, BLOCK_K == 32, WARPS
+            )
+
+
+@triton.jit
+def _arrived(words, zero):
+    """The same words, none of which can be used before all have been asked for.
+
+    The assembler moves loads down to their use, which leaves one or two in flight. So the first word is made to
+    depend on all: xor with (their or) & zero, where zero is one that no compiler can see.
+    """
+    any_bit = words[0][0]
+    for i in tl.static_range(1, len(words)):
+        any_bit |= words[i][0]
+    first = words[0][0] ^ (any_bit & zero)
+    return ((first, words[0][1]),) + words[1:]  # noqa: RUF005  (the device language has no starred tuples)
+
+
+@triton.jit
+def _load_tokens(
+    x, x_scale, w_scale, chunk, g, t, M, K: tl.constexpr, BLOCK_K: tl.constexpr, SETS: tl.constexpr
+):
+    """Columns and scale products of each warp's chunk; a chunk beyond K has scale 0."""
+    SPLIT: tl.constexpr = BLOCK_K == 32
+    GROUPS: tl.constexpr = K // BLOCK_K
+    live = chunk < K // CHUNK
+    chunk = tl.minimum(chunk, K // CHUNK - 1)
+    group = chunk * CHUNK // BLOCK_K
+    column = g
+    here = live
+    first = 2 * t
+    if SPLIT:
+        group += t // 2
+        column = g % 4
+        here = here & (g // 4 == t // 2)
+        first = 2 * (t % 2)
+    b_scale = tl.load(w_scale + group)
+    tokens = ()
+    scales = ()
+    for j in tl.static_range(SETS):
+        m = column + 4 * j
+        tokens += (_load_pair(x + m * (K // 8) + 2 * t + chunk * (CHUNK // 8), here & (m < M)),)
+        m = first + 4 * j
+        low = tl.load(x_scale + m * GROUPS + group, mask=live & (m < M), other=0.0)
+        high = tl.load(x_scale + (m + 1) * GROUPS + group, mask=live & (m + 1 < M), other=0.0)
+        scales += ((low * b_scale, high * b_scale),)
+    return tokens, scales
+
+
+@triton.jit
+def _store_tile(
+    out, bias, quad, n0, m0, M, N, HAS_BIAS: tl.constexpr, SPLIT: tl.constexpr, WARPS: tl.constexpr
+):
+    """The sum over warps (and over the two groups' columns) of a tile's totals -> out [m0 .., n0 ..]."""
+    HALVES: tl.constexpr = 2 if SPLIT else 1
+    joined = tl.join(tl.join(quad[0], quad[2]), tl.join(quad[1], quad[3]))  # [thread, row g or g + 8, column]
+    sums = tl.sum(tl.reshape(joined, [WARPS, 32, 4]), 0)
+    sums = tl.sum(tl.reshape(sums, [8, HALVES, 4 // HALVES, 2, 2]), 1)
+    sums = tl.reshape(sums, [8 * (4 // HALVES), 2, 2])
+    lane = tl.arange(0, 32 // HALVES)[:, None, None]
+    n = n0 + lane // (4 // HALVES) + 8 * tl.arange(0, 2)[None, :, None]
+    m = m0 + 2 * (lane % (4 // HALVES)) + tl.arange(0, 2)[None, None, :]
+    if HAS_BIAS:
+        sums += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)
+    tl.store(out + m.to(tl.int64) * N + n, sums.to(out.dtype.element_ty), mask=(n < N) & (m < M))

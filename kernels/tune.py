@@ -1,0 +1,296 @@
+"""Searches the parameters of the block-FP8 GEMM on the card at hand: `python -m kernels.tune --shape N,K --block 32`.
+
+For each number of tokens every candidate is compiled (in parallel processes), its result is checked against an
+exact product, and the right ones are timed over rotated weights in CUDA graphs. Two files come out: vLLM's JSON
+for the stock-style kernel, usable in vLLM as it is, and a "decode," file for ours. A file is rewritten after each
+number of tokens; numbers that it already holds are not measured again, so a search may be stopped and resumed.
+
+BLOCK_SIZE_K of the stock-style kernel is always the scale block's: it is what decides the order of its sums.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+from kernels import block_gemm, timing
+from kernels.block_gemm import CONFIGS, Block, Decode, Gemv, Stock
+
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+ERROR_MAX = 2e-3  # relative to the exact product; bf16 rounding alone is 1.7e-3
+COMPILE_SECONDS_MAX = 60
+
+How = Stock | Decode | Gemv
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """What a search found for a number of tokens, in seconds; `decode` is None above 8 tokens."""
+
+    tokens: int
+    limit: float  # the weights' bytes over the card's copy bandwidth
+    default: float
+    stock: Stock
+    stock_seconds: float
+    decode: Decode | Gemv | None
+    decode_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One GEMM with weights enough to defeat the cache, and its exact product."""
+
+    block: Block
+    x: torch.Tensor
+    x_scale: torch.Tensor
+    weights: list[tuple[torch.Tensor, torch.Tensor]]
+    out: torch.Tensor
+    exact: torch.Tensor
+
+
+def stock_candidates(tokens: int, block: Block) -> list[Stock]:
+    """The search space of the stock-style kernel."""
+    rows = [m for m in (16, 32, 64, 128) if m <= max(16, 2 * tokens)][-2:]
+    columns = (32, 64, 128) if tokens <= 64 else (64, 128, 256)
+    found = []
+    for m in rows:
+        for n in columns:
+            for warps in (4, 8):
+                for stages in (2, 3, 4, 6):
+                    found.append(Stock(m, n, block[1], 1 if tokens <= m else 16, warps, stages))
+    return found
+
+
+def decode_candidates(tokens: int, block: Block) -> list[Decode | Gemv]:
+    """The search space of the decode kernels; empty above 8 tokens."""
+    if tokens > block_gemm.DECODE_TOKENS:
+        return []
+    rows = [Gemv(*how) for how in _GEMV] if tokens <= 4 else []
+    tiles = [Decode(*how) for how in _DECODE if block_gemm.MMA_ROWS * how[0] <= block[0]]
+    return [*rows, *tiles]
+
+
+_GEMV = (
+    (2, 1024, 2),
+    (4, 1024, 2),
+    (4, 1024, 4),
+    (4, 2048, 4),
+    (2, 2048, 4),
+    (2, 4096, 4),
+    (4, 4096, 8),
+    (8, 1024, 4),
+)
+_DECODE = (
+    (1, 4, 4),
+    (1, 8, 4),
+    (1, 4, 8),
+    (1, 8, 2),
+    (2, 2, 4),
+    (2, 4, 4),
+    (2, 4, 2),
+    (2, 8, 2),
+    (2, 2, 8),
+    (4, 2, 4),
+)
+
+
+def tune(
+    N: int,
+    K: int,
+    block: Block,
+    tokens: tuple[int, ...] = TOKENS,
+    folder: Path = CONFIGS,
+    say: Callable[[str, int, int], None] = lambda what, done, of: None,
+) -> Iterator[Best]:
+    """Searches each number of tokens that the files in `folder` lack; writes the files after each.
+
+    `say(what, done, of)` is told of progress.
+    """
+    device = torch.device("cuda", torch.cuda.current_device())
+    card = block_gemm.device_name(device)
+    stock_file = folder / block_gemm.config_name(N, K, block, card)
+    decode_file = folder / block_gemm.decode_config_name(N, K, block, card)
+    missing = [m for m in tokens if str(m) not in _read(stock_file)]
+    if not missing:
+        return
+    bandwidth = timing.copy_bandwidth(device)
+    weights = _random_weights(N, K, block, device)
+    with multiprocessing.get_context("spawn").Pool(min(os.cpu_count() or 1, 16)) as pool:
+        for m in missing:
+            stocks, decodes = stock_candidates(m, block), decode_candidates(m, block)
+            right = _compiled(pool, [*stocks, *decodes], m, K, block, say)
+            problem = _problem(m, block, weights)
+            times: dict[How, float] = {}
+            for done, how in enumerate(right):
+                say(f"timing {m} tokens", done, len(right))
+                if _is_right(problem, how):
+                    times[how] = seconds(problem, how)
+            best = _best(m, N * K / bandwidth, seconds(problem, Stock.default(block)), times)
+            _write(stock_file, m, best.stock.to_json())
+            if best.decode is not None:
+                _write(decode_file, m, best.decode.to_json())
+            yield best
+
+
+def seconds(problem: Problem, how: How) -> float:
+    """Median seconds of a call over the rotated weights."""
+    calls = [lambda w=w, s=s: _call(problem, w, s, how) for w, s in problem.weights]
+    return timing.graph_seconds(calls * (2 if len(calls) > 4 else 6), replays=5)
+
+
+def _best(tokens: int, limit: float, default: float, times: dict[How, float]) -> Best:
+    stock = min((how for how in times if isinstance(how, Stock)), key=times.__getitem__)
+    decodes = [how for how in times if not isinstance(how, Stock)]
+    decode = min(decodes, key=times.__getitem__) if decodes else None
+    return Best(
+        tokens, limit, default, stock, times[stock], decode, times[decode] if decode else float("nan")
+    )
+
+
+def _compiled(
+    pool: Any, hows: list[How], tokens: int, K: int, block: Block, say: Callable[[str, int, int], None]
+) -> list[How]:
+    """Those candidates that compile and run on this card. The compiled code stays in Triton's own cache."""
+    jobs = [pool.apply_async(_compiles, (how, tokens, K, block)) for how in hows]
+    good = []
+    for done, (how, job) in enumerate(zip(hows, jobs, strict=True)):
+        say(f"compiling for {tokens} tokens", done, len(hows))
+        try:
+            if job.get(COMPILE_SECONDS_MAX):
+                good.append(how)
+        except multiprocessing.TimeoutError:
+            continue
+    return good
+
+
+def _compiles(how: How, tokens: int, K: int, block: Block) -> bool:
+    """In a worker: runs a candidate on a small matrix of the same K."""
+    device = torch.device("cuda", 0)
+    N = 2 * max(block[0], 64)
+    x = torch.zeros((tokens, K), device=device).to(torch.float8_e4m3fn)
+    w = torch.zeros((N, K), device=device).to(torch.float8_e4m3fn)
+    x_scale = torch.ones((tokens, -(-K // block[1])), device=device)
+    w_scale = torch.ones((-(-N // block[0]), -(-K // block[1])), device=device)
+    try:
+        block_gemm.gemm(x, x_scale, w, w_scale, block, how=how)
+        torch.cuda.synchronize()
+    except (RuntimeError, triton.runtime.errors.OutOfResources, triton.compiler.errors.CompilationError):
+        return False
+    return True
+
+
+def _random_weights(
+    N: int, K: int, block: Block, device: torch.device
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Weights and scales, as many pairs as exceed four times the L2 cache."""
+    grid = (-(-N // block[0]), -(-K // block[1]))
+    return [
+        (
+            torch.randn((N, K), device=device, dtype=torch.bfloat16).to(torch.float8_e4m3fn),
+            torch.rand(grid, device=device) * 0.01 + 0.001,
+        )
+        for _ in range(timing.rotations(N * K, device))
+    ]
+
+
+def _problem(tokens: int, block: Block, weights: list[tuple[torch.Tensor, torch.Tensor]]) -> Problem:
+    w, w_scale = weights[0]
+    N, K = w.shape
+    x, x_scale = block_gemm.quantise(
+        torch.randn((tokens, K), device=w.device, dtype=torch.bfloat16), block[1]
+    )
+    out = torch.empty((tokens, N), device=w.device, dtype=torch.bfloat16)
+    return Problem(block, x, x_scale, weights, out, exact_product(x, x_scale, w, w_scale, block))
+
+
+def exact_product(
+    x: torch.Tensor, x_scale: torch.Tensor, w: torch.Tensor, w_scale: torch.Tensor, block: Block
+) -> torch.Tensor:
+    """The product in f64, [M, N]."""
+    N, K = w.shape
+    w64 = (
+        w.double() * w_scale.double().repeat_interleave(block[0], 0)[:N].repeat_interleave(block[1], 1)[:, :K]
+    )
+    return (x.double() * x_scale.double().repeat_interleave(block[1], 1)[:, :K]) @ w64.T
+
+
+def relative_error(out: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((out.double() - exact).norm() / exact.norm())
+
+
+def _is_right(problem: Problem, how: How) -> bool:
+    problem.out.fill_(float("nan"))  # what a candidate leaves unwritten makes it wrong
+    _call(problem, *problem.weights[0], how)
+    return relative_error(problem.out, problem.exact) <= ERROR_MAX
+
+
+def _call(problem: Problem, w: torch.Tensor, w_scale: torch.Tensor, how: How) -> None:
+    block_gemm.gemm(problem.x, problem.x_scale, w, w_scale, problem.block, out=problem.out, how=how)
+
+
+def _read(path: Path) -> dict[str, dict[str, int]]:
+    known: dict[str, dict[str, int]] = json.loads(path.read_text()) if path.exists() else {}
+    return known
+
+
+def _write(path: Path, tokens: int, entry: dict[str, int]) -> None:
+    """Adds an entry to a file, which is replaced whole."""
+    known = _read(path) | {str(tokens): entry}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".part")
+    draft.write_text(json.dumps({m: known[m] for m in sorted(known, key=int)}, indent=4) + "\n")
+    draft.replace(path)
+
+
+HEADING = "tokens   default     tuned  decode kernel      limit   of the limit"
+
+
+def line(best: Best) -> str:
+    """One row of the summary, in microseconds."""
+    decode = f"{best.decode_seconds * 1e6:9.1f} us" if best.decode else " " * 11 + "-"
+    fastest = min(best.stock_seconds, best.decode_seconds) if best.decode else best.stock_seconds
+    return (
+        f"{best.tokens:6d} {best.default * 1e6:9.1f} {best.stock_seconds * 1e6:9.1f}   {decode} "
+        f"{best.limit * 1e6:10.1f} {best.limit / fastest:14.2f}"
+    )
+
+
+def parse_shape(text: str) -> tuple[int, int]:
+    """ "12576,4096" -> (12576, 4096): rows per rank and columns of the weight."""
+    rows, _, columns = text.partition(",")
+    if not (rows.isdigit() and columns.isdigit() and int(rows) and int(columns)):
+        raise ValueError(
+            f"shape {text!r}: expected N,K, the weight's rows and columns per rank, as in 12576,4096"
+        )
+    return int(rows), int(columns)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Tune the block-FP8 GEMM on this card.")
+    parser.add_argument("--shape", required=True, type=parse_shape, help="N,K of the weight per rank")
+    parser.add_argument("--block", type=int, default=32, help="scale block, 32 or 128")
+    parser.add_argument("--m", default=",".join(map(str, TOKENS)), help="numbers of tokens")
+    parser.add_argument("--out", type=Path, default=CONFIGS, help="folder of the JSON files")
+    options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        sys.stderr.write("no GPU found: a configuration is measured on the card that will use it\n")
+        return 1
+    tokens = tuple(int(m) for m in options.m.split(","))
+    N, K = options.shape
+    sys.stdout.write(HEADING + "\n")
+    for best in tune(N, K, (options.block, options.block), tokens, options.out):
+        sys.stdout.write(line(best) + "\n")
+        sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -29,8 +29,11 @@ def run_preflight(model: str | None, lane_name: str | None, as_json: bool) -> in
 
 
 def _lines(report: preflight.Report) -> list[str]:
-    wide = max(len(state.patch) for state in report.states)
-    lines = [f"{state.patch:<{wide}}  {state.kind}  {state.state}" for state in report.states]
+    lines = []
+    for row in report.states:
+        lines.append(f"{row.patch.name} ({row.patch.kind}): {row.state}")
+        lines.append(f"    {row.patch.target}: {row.patch.why}")
+        lines.append(f"    until {row.patch.remove_when}; upstream: {row.patch.upstream}")
     lines += [f"{finding.level}: {finding.subject}: {finding.told}" for finding in report.findings]
     return [*lines, "preflight: ok" if report.ok else "preflight: refused"]
 

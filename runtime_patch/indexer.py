@@ -22,7 +22,7 @@ from vllm.model_executor.layers.sparse_attn_indexer import PrefillRowShard, as_f
 from vllm.models.glm5next.common.sparse_indexer import RADIX_TOPK_WORKSPACE_SIZE
 from vllm.models.glm5next.nvidia.ops import kpool_compress
 from vllm.models.glm5next.nvidia.sparse_indexer import SparseAttnIndexerKpool
-from vllm.utils.deep_gemm import fp8_fp4_mqa_logits
+from vllm.utils.deep_gemm import fp8_fp4_mqa_logits, mqa_logits_use_mx_scales
 from vllm.v1.worker.workspace import current_workspace_manager
 
 from kernels import torch_topk
@@ -48,7 +48,8 @@ class BoundedIndexer(SparseAttnIndexerKpool):
         parallel = config.parallel_config
         asked = serves_blocks(config.quant_config) or chosen.rung is not None
         alone = parallel.decode_context_parallel_size == 1 == parallel.prefill_context_parallel_size
-        self.bounded = asked and alone and not self.use_fp4_cache
+        plain = not self.use_fp4_cache and not mqa_logits_use_mx_scales()  # SM100 packs its scales otherwise
+        self.bounded = asked and alone and plain
         self.budget_bytes = chosen.indexer_bytes
         self.requests_max = config.scheduler_config.max_num_seqs
 
@@ -108,7 +109,7 @@ def bounded_forward(
     name = op.k_cache.prefix
     full = metadata[name]
     prefill = full.prefill if full.num_prefills else None
-    if prefill is None:
+    if prefill is None or pooling["positions"] is None:
         op.stock_forward(hidden_states, q, k, weights, **pooling)
         return
     metadata[name] = replace(full, prefill=replace(prefill, chunks=[], row_shard_sizes=None))

@@ -31,7 +31,7 @@ class Patch:
     expects: dict[str, str]
 
 
-_ISSUE = "https://github.com/vllm-project/vllm/pull/53906"
+_ISSUE = "https://github.com/vllm-project/vllm/issues/53906"
 _NONE = "none yet"
 _GLM = "models/glm5next/common"
 _QUANT = "model_executor/layers/quantization"

@@ -16,7 +16,7 @@ from typing import Literal
 
 from runtime_patch import checkpoint, lanes, plugin, settings, tuned_configs
 from runtime_patch.errors import LaneError, PatchError
-from runtime_patch.ledger import LEDGER
+from runtime_patch.ledger import LEDGER, Patch
 
 Level = Literal["error", "warning", "note"]
 
@@ -37,9 +37,7 @@ class Finding:
 class State:
     """A ledger row as it stands here: "applied", "not needed: why" or "refused: why"."""
 
-    patch: str
-    kind: str
-    target: str
+    patch: Patch
     state: str
 
 
@@ -56,7 +54,7 @@ class Report:
 def run(model: Path | None, lane: lanes.Lane | None, environ: Mapping[str, str]) -> Report:
     """Looks at everything that can be seen before a start. Applies the plugin in this process to see whether it can."""
     refused = _apply()
-    states = tuple(_state(patch.name, patch.kind, patch.target, refused) for patch in LEDGER)
+    states = tuple(_state(patch, refused) for patch in LEDGER)
     findings = [Finding("error", "plugin", refused)] if refused else []
     findings += _plugin_found(environ)
     findings += _kernels_package()
@@ -77,9 +75,9 @@ def _apply() -> str | None:
     return None
 
 
-def _state(name: str, kind: str, target: str, refused: str | None) -> State:
-    first = refused.splitlines()[0] if refused else ""
-    return State(name, kind, target, plugin.applied().get(name, f"refused: {first}"))
+def _state(patch: Patch, refused: str | None) -> State:
+    why = (refused or "").split(". ")[0]  # its first sentence; what to do about it stands in the finding
+    return State(patch, plugin.applied().get(patch.name, f"refused: {why}"))
 
 
 def _plugin_found(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -126,6 +124,9 @@ def _environment(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _model(folder: Path, environ: Mapping[str, str]) -> Iterator[Finding]:
+    if not folder.exists():
+        yield Finding("warning", "checkpoint", f"{folder} is no folder here, so its config was not checked")
+        return
     try:
         served = checkpoint.read(folder)
     except PatchError as error:

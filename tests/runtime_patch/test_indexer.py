@@ -118,7 +118,7 @@ def world(monkeypatch):
             "kpool_compress": types.SimpleNamespace(expand_pools_and_append_tail=expand)
         },
         "vllm.models.glm5next.nvidia.sparse_indexer": {"SparseAttnIndexerKpool": Stock},
-        "vllm.utils.deep_gemm": {"fp8_fp4_mqa_logits": logits},
+        "vllm.utils.deep_gemm": {"fp8_fp4_mqa_logits": logits, "mqa_logits_use_mx_scales": lambda: False},
         "vllm.v1.worker.workspace": {"current_workspace_manager": lambda: state},
         "runtime_patch.quant_config": {"serves_blocks": lambda config: config == "ours"},
     }

@@ -108,6 +108,11 @@ def test_a_config_that_is_none(here, tmp_path, text):
     assert "config.json" in told
 
 
+def test_a_name_on_the_hub_is_not_checked(here):
+    """What is no folder here is vLLM's to resolve: a warning says that nothing was looked at."""
+    assert "was not checked" in findings(Path("org/name"))[("warning", "checkpoint")]
+
+
 def test_other_checkpoints_are_left_alone(here, tmp_path):
     """A checkpoint without block-FP8 weights is served as stock vLLM does; a rung for it is an error."""
     write(tmp_path, model_type="llama")
@@ -169,7 +174,15 @@ def test_json_is_one_object(here, capsys, tmp_path, monkeypatch):
     assert main.main(["preflight", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["ok"] is True
-    assert {"patch", "kind", "target", "state"} == set(printed["states"][0])
+    assert set(printed["states"][0]["patch"]) >= {
+        "name",
+        "kind",
+        "target",
+        "why",
+        "upstream",
+        "remove_when",
+        "expects",
+    }
     assert main.main(["preflight", "--json", "--lane", "nothing"]) == 1
     assert json.loads(capsys.readouterr().out)["ok"] is False
 

@@ -149,6 +149,25 @@ def kernels(model):
     return found
 
 
+def seams(model):
+    """What stands at the plugin's hooks in a model: attention backends with their rows, and the indexer."""
+    found = set()
+    for module in model.modules():
+        backend = getattr(module, "attn_backend", None)
+        if backend is not None and hasattr(module, "impl"):
+            layout = getattr(module.impl, "layout", None)
+            found.add(
+                f"{backend.__name__} {type(module.impl).__name__} {layout.tag if layout else 'stock rows'}"
+            )
+        if (
+            hasattr(module, "topk_indices_buffer")
+            and hasattr(module, "k_cache")
+            and hasattr(module, "forward_cuda")
+        ):
+            found.add(f"{type(module).__name__} bounded={getattr(module, 'bounded', False)}")
+    return sorted(found)
+
+
 def look(job):
     from vllm.config import set_current_vllm_config
     from vllm.plugins import load_general_plugins
@@ -166,7 +185,9 @@ def look(job):
             part_config, model_config = draft_of(config) if part == "draft" else (config, None)
             with set_current_vllm_config(part_config):
                 model = build(part_config, model_config)
-                report[part] = {"kernels": kernels(model)} | load(model, checkpoint, job)
+                report[part] = {"kernels": kernels(model), "seams": seams(model)} | load(
+                    model, checkpoint, job
+                )
     return report
 
 

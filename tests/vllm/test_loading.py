@@ -57,6 +57,9 @@ def test_loads_bit_for_bit(child, look, card, e8m0, expected):
     job = {"checkpoint": str(child), "draft": True, "parts": ["main", "draft"], "engine": engine}
     report = look(job, card=card, environment=environment)
     assert_whole(report, ["main", "draft"])
+    card_name = "Sm90" if card == "9,0" else "Sm120"
+    rows = f"Compact{card_name}Backend Compact{card_name}Impl 8666-fine"
+    assert report["main"]["seams"] == report["draft"]["seams"] == ["BoundedIndexer bounded=True", rows]
     kernels = kernels_by_leaf(report["main"])
     assert kernels.pop("embed_tokens") == {"UnquantizedEmbeddingMethod"}
     assert kernels.pop("in_proj_qkvbfg_a") == {"BlockGemmKernel"}
@@ -86,7 +89,10 @@ def test_neutral_elsewhere(parent, look, view):
     assert_whole(with_plugin, ["main"])
     assert with_plugin["plugin"]
     assert not without["plugin"]
+    patched, stock = with_plugin["main"].pop("seams"), without["main"].pop("seams")
     assert with_plugin["main"] == without["main"]
+    assert patched[0] == "BoundedIndexer bounded=False"  # it passes every call on to the class it extends
+    assert patched[1:] == [name for name in stock if "Indexer" not in name]
 
 
 def test_a_rung_that_would_be_ignored_stops_the_start(child, look):

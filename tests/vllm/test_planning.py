@@ -89,7 +89,7 @@ def test_lanes_parse_and_the_indexer_is_cut(child, look):
 def test_preflight_accepts_what_it_was_made_for(child, look):
     """In this vLLM preflight applies the ledger, warns of re-rounded scales, and finds no error."""
     report = look({"model": str(child)}, module="preflight_probe")
-    states = {state["patch"]: state["state"] for state in report["states"]}
+    states = {state["patch"]["name"]: state["state"] for state in report["states"]}
     assert states["kda-passthrough"] == "applied"
     assert states["rows-sm120"] == "not needed: VLLM_KVQ_TILES is unset"
     assert report["ok"], report["findings"]

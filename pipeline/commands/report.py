@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -56,15 +57,14 @@ def report(place: str, parent: str | None, out: Path, as_json: bool) -> None:
 
 
 def _renderers() -> tuple[Renderer, Renderer]:
-    """Those of the page and the card, whose libraries are an extra."""
-    try:
-        import matplotlib  # noqa: F401  # only the figures import it, late
-
-        from pipeline.report.page import render_card, render_page
-    except ImportError as error:
+    """Those of the page and the card. Raises click.UsageError where their libraries, an extra, are not there."""
+    missing = [name for name in ("jinja2", "matplotlib") if find_spec(name) is None]
+    if missing:
         raise click.UsageError(
-            f"the report needs {error.name}; install it with: pip install 'shardmill[report]'"
-        ) from None
+            f"the report needs {' and '.join(missing)}; install with: pip install 'shardmill[report]'"
+        )
+    from pipeline.report.page import render_card, render_page
+
     return render_page, render_card
 
 

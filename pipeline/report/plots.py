@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 import io
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from pipeline.report import paint
 from pipeline.report.facts import Facts, Family, Histogram
 from pipeline.report.histogram import STEP_PERCENT, shares
 from pipeline.report.units import human, percent
+from verify.findings import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 INCHES = {"wide": 9.4, "narrow": 3.7, "key": 2.6}  # at which letters have the size of the page's small ones
 SIZES = ("wide", "narrow")
 _POINTS = 8.5  # of letters
+LETTERS_MAX = 36  # of a family's name in a figure
+_BIN_OF_ONE = 1 + 7  # E4M3's exponent bias
 _STYLE: Any = {  # matplotlib's own type for it is a list of all its keys
     "svg.fonttype": "none",  # letters stay text: the page's font, found by a search, read aloud
     "font.family": "sans-serif",
@@ -84,11 +88,17 @@ def sizes(families: Sequence[Family], size: str) -> str:
                 color=paint.MUTED,
             )
             if narrow:  # no room left of the bars
-                axes.text(0, place - 0.2, family.name, va="bottom", color=paint.INK)
-        axes.set_yticks(range(len(families)), ["" if narrow else family.name for family in families])
+                axes.text(0, place - 0.2, label(family.name), va="bottom", color=paint.INK)
+        axes.set_yticks(range(len(families)), ["" if narrow else label(family.name) for family in families])
         axes.set_ylim(len(families) - 0.5, -0.55)
         _bare(axes, largest * (1.75 if narrow else 1.25))
         return _svg(figure, f"sizes-{size}")
+
+
+def label(name: str) -> str:
+    """The name as letters that any font and XML can bear, cut where it would squeeze the figure."""
+    shown = printable(name)
+    return shown if len(shown) <= LETTERS_MAX else shown[: LETTERS_MAX - 1] + "…"
 
 
 def _after(family: Family) -> int:
@@ -131,7 +141,7 @@ def heat(families: Sequence[Family], kind: str, top: float, size: str) -> str:
                     gid = f"{kind}-{row}-{column}"
                     at = (column, row) if across else (row, column)
                     axes.add_patch(_cell(at, value, top, gid, wide_gap=layer is None, across=across))
-                    titles[gid] = f"{family.name}, {_layer_name(layer)}: {percent(value)}"
+                    titles[gid] = f"{printable(family.name)}, {_layer_name(layer)}: {percent(value)}"
         _heat_axes(axes, families, layers, across)
         return _svg(figure, f"heat-{kind}-{size}", titles)
 
@@ -169,7 +179,7 @@ def _heat_axes(axes: Axes, families: Sequence[Family], layers: Sequence[int | No
     if None in layers:
         ticks, labels, length = [*ticks, length + 1.5], [*labels, "other"], length + 2
     places = [place + 0.5 for place in range(len(families))]
-    names = [family.name for family in families]
+    names = [label(family.name) for family in families]
     if across:
         axes.set_xlim(0, length)
         axes.set_ylim(len(families), 0)
@@ -219,7 +229,7 @@ def histogram(shown: Histogram, rerounded: bool, name: str) -> str:
         errors.set_xticks([0, 4, 8, 12])
         exponents = shares(shown.codes)
         codes.bar(range(len(exponents)), exponents, width=0.82, color=paint.MUTED)
-        codes.set_xticks([0, len(exponents) - 1], ["0", "256-448"])
+        codes.set_xticks([0, _BIN_OF_ONE, len(exponents) - 1], ["0", "1", "256–448"])
         codes.set_xlabel("size of a code")
         for axes in both:
             axes.set_yticks([])
@@ -253,7 +263,8 @@ def _svg(figure: Figure, name: str, titles: Mapping[str, str] | None = None) -> 
 
     text = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    with rc_context({"svg.hashsalt": name}):
+    with rc_context({"svg.hashsalt": name}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # the page's font draws the letters, not matplotlib's
         figure.savefig(text, format="svg", metadata=nothing)
     svg = text.getvalue()
     svg = svg[svg.index("<svg") :].strip()

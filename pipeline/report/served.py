@@ -22,8 +22,9 @@ _AMAX_MIN = np.float32(1e-4)
 
 def is_rerounded(shape: tuple[int, ...], block: Block) -> bool:
     """Whether the runtime re-rounds a weight [R, C] of this block."""
-    R, C = shape[-2:] if len(shape) >= 2 else (0, 0)
-    return block == _REROUNDED_BLOCK and R % _ROWS_MULTIPLE == 0 and C % _COLS_MULTIPLE == 0
+    if len(shape) != 2 or block != _REROUNDED_BLOCK:
+        return False
+    return shape[0] % _ROWS_MULTIPLE == 0 and shape[1] % _COLS_MULTIPLE == 0
 
 
 def reround(values: F32, block: Block) -> F32:

@@ -1,0 +1,107 @@
+"""A built checkpoint of three families of real block sizes, its facts, and the report of the real layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline import recipe as recipes
+from pipeline.job import Checkpoint
+from pipeline.plan import make_plan
+from pipeline.report.facts import Facts
+from pipeline.report.gather import gather
+from pipeline.stages.classify import classify
+from pipeline.toy.config import config
+from pipeline.toy.sizes import SIZES
+from pipeline.toy.write import toy_headers
+from pipeline.types import Parent, Plan
+from tests.pipeline.parents import Tensors, bf16, build, write_parent
+from verify.source import Folder
+
+ROOT = Path(__file__).parents[2]
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+RECIPE = """\
+format = 1
+name = "small | $mall"
+
+[parent]
+repository = "nobody/small"
+revision = "0123456789abcdef0123456789abcdef01234567"
+
+[stages]
+scan = { needs = [] }
+classify = { needs = ["scan"] }
+quantize = { needs = ["classify"] }
+scales = { needs = ["quantize"] }
+rewrite = { needs = ["classify", "quantize", "scales"] }
+index = { needs = ["scan", "rewrite"] }
+
+[[family]]
+name = "re-rounded"
+match = "model.layers.*.big.weight"
+action = "quantize"
+block = [128, 128]
+expect = 2
+
+[[family]]
+name = "left alone"
+match = ["model.layers.*.little.weight", "lm_head.weight"]
+action = "quantize"
+block = [32, 32]
+expect = 2
+
+[[family]]
+name = "norms <b>&"
+match = "model.layers.*.norm.weight"
+action = "keep"
+reason = "vectors: <i>no</i> Linear"
+"""
+
+
+def small_tensors() -> dict[str, Tensors]:
+    """File -> tensors; the second file converts nothing."""
+    converted = {
+        "lm_head.weight": bf16("head", 40, 64),
+        **{f"model.layers.{layer}.big.weight": bf16(f"big{layer}", 192, 256) for layer in range(2)},
+        "model.layers.1.little.weight": bf16("little", 64, 70),
+    }
+    return {SHARDS[0]: converted, SHARDS[1]: {"model.layers.0.norm.weight": bf16("norm", 8)}}
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """(parent, checkpoint). Nobody writes to them."""
+    folder = tmp_path_factory.mktemp("small")
+    parent = write_parent(folder / "parent", small_tensors())
+    build(parent, folder / "out", RECIPE)
+    return parent, folder / "out"
+
+
+@pytest.fixture(scope="session")
+def facts(small: tuple[Path, Path]) -> Facts:
+    parent, out = small
+    return gather(Folder(out), Folder(parent))
+
+
+@pytest.fixture(scope="session")
+def facts_alone(small: tuple[Path, Path]) -> Facts:
+    """Of the same checkpoint, without its parent."""
+    return gather(Folder(small[1]), None)
+
+
+@pytest.fixture(scope="session")
+def real_plan() -> Plan:
+    """The plan of the real parent, from headers that are computed."""
+    headers = tuple(toy_headers(SIZES["headers"]))
+    recipe = recipes.load(ROOT / "pipeline.toml")
+    parent = Parent(Path(), headers, {}, config(SIZES["headers"].dimensions), (), {}, single=False)
+    return make_plan(recipe, parent, classify(Checkpoint(recipe, Path()), parent))
+
+
+@pytest.fixture
+def changed(facts: Facts) -> Callable[..., Facts]:
+    """The facts with some of them replaced."""
+    return lambda **fields: replace(facts, **fields)

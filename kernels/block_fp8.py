@@ -9,9 +9,10 @@ the weight back.
 A recipe's name enters every hash. To change one bit of what it writes is to give it a new name.
 """
 
-import importlib.util
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -89,9 +90,17 @@ RECIPES: Final[dict[str, Recipe]] = {
 }
 
 
+@cache
 def known_kernels() -> tuple[str, ...]:
-    """The kernels that can run here, the plainest first. All of them give the same bytes."""
-    return ("numpy", "numba") if importlib.util.find_spec("numba") else ("numpy",)
+    """The kernels that run here, the plainest first; all give the same bytes. Tries to import numba, which takes a second.
+
+    A numba that refuses the numpy beside it counts as none.
+    """
+    try:
+        importlib.import_module("kernels.block_fp8_numba")
+    except ImportError:
+        return ("numpy",)
+    return ("numpy", "numba")
 
 
 def encoder(recipe: str, block: Block, kernel: str = "auto") -> "BlockEncoder":

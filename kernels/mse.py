@@ -4,7 +4,7 @@ E4M3 rounds alike in every octave, so scales beyond the double bring nothing new
 the largest weights, which costs more than it gains. Within the octave, which numbers happen to lie near to a code
 is luck, and a block may choose its luck: the more, the fewer elements it has. Relative to amax/1 the error falls by
 about 1 % in [128, 128] blocks and 4 % in [32, 32] blocks, of fresh weights; a native FP8 block keeps amax / 448.
-docs/numerics.md has the figures.
+`python -m bench.recipes` gives the figures.
 
 The choice is exact enough to be the same everywhere: errors are summed as integers, so their order is free.
 """

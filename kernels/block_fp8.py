@@ -92,13 +92,13 @@ RECIPES: Final[dict[str, Recipe]] = {
 
 @cache
 def known_kernels() -> tuple[str, ...]:
-    """The kernels that run here, the plainest first; all give the same bytes. Tries to import numba, which takes a second.
+    """The kernels that run here, the plainest first; all give the same bytes. Importing numba takes a second.
 
-    A numba that refuses the numpy beside it counts as none.
+    A numba that refuses the numpy beside it, or finds no folder where it may cache machine code, counts as none.
     """
     try:
         importlib.import_module("kernels.block_fp8_numba")
-    except ImportError:
+    except (ImportError, RuntimeError):
         return ("numpy",)
     return ("numpy", "numba")
 

@@ -191,6 +191,22 @@ def test_auto_takes_the_fastest_kernel_there_is():
     assert encoder("amax/1", (128, 128), "numpy").name == "numpy"
 
 
+@pytest.mark.parametrize(
+    "refusal", [ImportError("needs NumPy 2.3 or less"), RuntimeError("no locator available")]
+)
+def test_a_numba_that_cannot_run_counts_as_none(monkeypatch, refusal):
+    """Where numba is broken or cannot cache, auto is numpy, not a traceback."""
+
+    def refuse(name):
+        raise refusal
+
+    known_kernels.cache_clear()
+    monkeypatch.setattr("importlib.import_module", refuse)
+    assert known_kernels() == ("numpy",)
+    assert encoder("amax/1", (128, 128)).name == "numpy"
+    known_kernels.cache_clear()
+
+
 def test_grid_covers_the_matrix():
     """A matrix one larger than its blocks needs one block more."""
     assert grid((256, 129), (128, 128)) == (2, 2)

@@ -137,7 +137,9 @@ def encode(rung: str, x: Array, scales: Scales | None = None) -> Array:
     rows = np.zeros((len(y), layout.row_bytes), np.uint8)
     fp8, six = y[:, : layout.fp8_tiles], y[:, layout.fp8_tiles :]
     _part(rows, layout.fp8_at, TILE * layout.fp8_tiles)[:] = fp6.e4m3_nearest(fp8).reshape(len(y), -1)
-    _part(rows, layout.scale_at, 4 * TILES)[:] = scale.view(np.uint8).reshape(len(y), -1)
+    _part(rows, layout.scale_at, 4 * TILES)[:] = (
+        np.ascontiguousarray(scale).view(np.uint8).reshape(len(y), -1)
+    )
     if layout.fp6_tiles:
         drop, code = quantise_tiles(six, layout.drop_group)
         nibbles, exponents = pack_codes(code)

@@ -13,8 +13,11 @@ from click.testing import CliRunner
 from tests.accept.replay import RECORDED, replayed
 from verify.accept.client import Client
 from verify.accept.commands import accept
+from verify.accept.compare import compare, rule
+from verify.accept.gates import Gate
 from verify.accept.identity import ask_identity, checkpoint_digest
 from verify.accept.items import list_items
+from verify.accept.measure import Value
 from verify.accept.protocol import read_protocol
 from verify.accept.record import Recorder
 from verify.accept.runs import RunError, append_row, read_run, start_run
@@ -164,6 +167,35 @@ def test_a_resumed_recording_asks_only_what_is_missing_or_failed(tmp_path):
         run = Recorder(client, identity, tmp_path / "run").record(items)
         assert len(replay.asked) == 4
         assert all(row.ok for row in run.rows.values())
+
+
+def test_a_changed_request_of_the_same_name_is_asked_again(tmp_path):
+    with replayed("parent") as replay:
+        client = patient(replay.url)
+        identity = ask_identity(client)
+        item = next(i for i in list_items(PROTOCOL, FROZEN, identity.max_model_len) if i.kind == "score")
+        start_run(tmp_path / "run", identity, PROTOCOL.digest, FROZEN.digest)
+        recorder = Recorder(client, identity, tmp_path / "run")
+        recorder.record([item])
+        replay.asked.clear()
+        recorder.record([replace(item, body={**item.body, "prompt_logprobs": 3})])
+        assert len(replay.asked) == 1
+
+
+def test_a_gate_is_ruled_by_its_worst_phase():
+    protocol = replace(PROTOCOL, gates=(Gate("replacement_characters", at_most=0),))
+    phases = {"before": {"replacement_characters": Value(0)}, "after": {"replacement_characters": Value(2)}}
+    assert [r.outcome for r in rule(protocol, phases)] == ["FAIL"]
+    assert [r.outcome for r in rule(protocol, {"before": phases["before"], "after": {}})] == ["PASS"]
+    assert [r.outcome for r in rule(protocol, {})] == ["NOT MEASURED"]
+
+
+def test_a_run_of_another_protocol_is_not_judged_by_this_one(runs):
+    base, test = read_run(runs["base"]), read_run(runs["test"])
+    with pytest.raises(RunError, match="recorded with another protocol"):
+        compare(base, replace(test, protocol="other"), PROTOCOL, [])
+    with pytest.raises(RunError, match="asked different tokens"):
+        compare(base, replace(test, tokens="other"), PROTOCOL, [])
 
 
 def test_a_folder_of_another_server_is_refused_and_says_what_differs(runs, tmp_path):

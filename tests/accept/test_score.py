@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from verify.accept.compare import Scored
 from verify.accept.score import Pair, divergence, pair, read_positions
+from verify.accept.stats import document_bootstrap
 
 
 def entry(*tokens: tuple[int, float]) -> dict[str, dict[str, float]]:
@@ -88,7 +89,9 @@ def test_the_mean_divergence_is_over_positions_and_its_bounds_over_documents():
     pairs = [Pair(f"d{i % 20}", True, 0.01 * (i % 7), 0.5, 0.0) for i in range(400)]
     value = Scored(tuple(pairs), 0.9).mean_kl()
     assert value.value == pytest.approx(np.mean([p.kl for p in pairs]))
-    assert value.low < value.value < value.high
+    sums = [sum(p.kl for p in pairs if p.document == f"d{i}") for i in range(20)]
+    two_sided = document_bootstrap(sums, [20] * 20, confidence=0.9)  # one-sided at 95 % each
+    assert (value.low, value.high) == pytest.approx((two_sided.low, two_sided.high))
 
 
 def test_without_any_difference_the_divergence_is_exactly_nothing():

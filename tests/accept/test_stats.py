@@ -114,6 +114,20 @@ def test_the_document_bootstrap_agrees_with_scipys():
     assert ours.high == pytest.approx(theirs.confidence_interval.high, abs=2e-3)
 
 
+def test_bias_and_acceleration_are_scipys(monkeypatch):
+    """On 25 skewed documents, tails not expanded: every part of the correction shows."""
+    monkeypatch.setattr("verify.accept.stats.expanded_tail", lambda documents, confidence: 0.025)
+    monkeypatch.setattr("verify.accept.stats.RESAMPLES", 20_000)
+    data = rng(4).lognormal(0, 1.2, 25)
+    ours = document_bootstrap(data, np.ones(25))
+    theirs = scipy_stats.bootstrap(
+        (data,), np.mean, n_resamples=20_000, method="BCa", rng=rng(2)
+    ).confidence_interval
+    error = data.std() / 5
+    assert ours.low == pytest.approx(theirs.low, abs=0.06 * error)
+    assert ours.high == pytest.approx(theirs.high, abs=0.1 * error)
+
+
 def test_fewer_than_ten_documents_have_no_bootstrap_and_no_design_effect():
     assert document_bootstrap([5] * 9, [6] * 9) is None
     assert design_effect([5] * 9, [6] * 9) == 1.0

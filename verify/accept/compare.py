@@ -153,7 +153,7 @@ def compare(
     measures["before"] |= _paired_measures(base, test, scored, items)
     paired = _mcnemar(base, test, variant, protocol, items) if variant else None
     return Comparison(
-        base, test, scored, floor, diverge(base, test), measures, tuple(_rule(protocol, measures)), paired
+        base, test, scored, floor, diverge(base, test), measures, tuple(rule(protocol, measures)), paired
     )
 
 
@@ -179,7 +179,7 @@ def _paired_measures(
     return found
 
 
-def _rule(protocol: Protocol, measures: dict[str, dict[str, Measure]]) -> list[Ruling]:
+def rule(protocol: Protocol, measures: dict[str, dict[str, Measure]]) -> list[Ruling]:
     """Each gate by the worst phase that measured it."""
     rulings = []
     for gate in protocol.gates:

@@ -111,4 +111,4 @@ def check(said: dict) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]).resolve(), sys.argv[2])

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 INCHES = {"wide": 9.4, "narrow": 3.7, "key": 2.6}  # at which letters have the size of the page's small ones
 SIZES = ("wide", "narrow")
 _POINTS = 8.5  # of letters
-LETTERS_MAX = 36  # of a family's name in a figure
+LETTERS_MAX = 28  # of a family's name in a figure
 _BIN_OF_ONE = 1 + 7  # E4M3's exponent bias
 _STYLE: Any = {  # matplotlib's own type for it is a list of all its keys
     "svg.fonttype": "none",  # letters stay text: the page's font, found by a search, read aloud

@@ -8,20 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import recipe as recipes
-from pipeline.job import Checkpoint
-from pipeline.plan import make_plan
 from pipeline.report.facts import Facts
 from pipeline.report.gather import gather
-from pipeline.stages.classify import classify
-from pipeline.toy.config import config
-from pipeline.toy.sizes import SIZES
-from pipeline.toy.write import toy_headers
-from pipeline.types import Parent, Plan
 from tests.pipeline.parents import Tensors, bf16, build, write_parent
+from tests.report.real import real_facts
 from verify.source import Folder
 
-ROOT = Path(__file__).parents[2]
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 RECIPE = """\
 format = 1
@@ -93,12 +85,18 @@ def facts_alone(small: tuple[Path, Path]) -> Facts:
 
 
 @pytest.fixture(scope="session")
-def real_plan() -> Plan:
-    """The plan of the real parent, from headers that are computed."""
-    headers = tuple(toy_headers(SIZES["headers"]))
-    recipe = recipes.load(ROOT / "pipeline.toml")
-    parent = Parent(Path(), headers, {}, config(SIZES["headers"].dimensions), (), {}, single=False)
-    return make_plan(recipe, parent, classify(Checkpoint(recipe, Path()), parent))
+def real() -> Facts:
+    return real_facts()
+
+
+@pytest.fixture(scope="session")
+def real_page(real: Facts) -> str:
+    """The page of the real layout."""
+    pytest.importorskip("matplotlib", reason="the report's figures need the extra `report`")
+    pytest.importorskip("jinja2", reason="the report needs the extra `report`")
+    from pipeline.report.page import render_page
+
+    return render_page(real)
 
 
 @pytest.fixture

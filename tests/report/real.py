@@ -1,10 +1,16 @@
-"""Facts as the real checkpoint has them: its true names, shapes, sizes and files, with errors made up by rule."""
+"""Facts as the real checkpoint has them: the true names, shapes and sizes, with errors made up by rule."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from math import prod
+from pathlib import Path
 
+from pipeline import recipe as recipes
+from pipeline.glm53 import EXPERT, REAL, Tensor, parent_bytes, source_tensors
+from pipeline.globs import GlobSet
+from pipeline.recipe import Recipe
 from pipeline.report.facts import (
     FORMAT,
     Error,
@@ -20,8 +26,9 @@ from pipeline.report.facts import (
 from pipeline.report.gather import layer_of
 from pipeline.report.histogram import CODE_BINS, ERROR_BINS
 from pipeline.report.served import is_rerounded
-from pipeline.types import FamilySum, Plan, TensorRef
+from pipeline.types import BlockShape
 
+ROOT = Path(__file__).parents[2]
 NATIVE = ("MLA q_a/kv_a/q_b", "shared experts + dense MLP")
 FINDINGS = 12_000  # of one rule
 
@@ -38,38 +45,44 @@ def hash_of(name: str) -> int:
     return sum(place * ord(letter) for place, letter in enumerate(name, 7))
 
 
-def real_facts(plan: Plan) -> Facts:
-    outputs = {ref.name: ref for shard in plan.shards for ref in shard.header.tensors}
-    weights = tuple(_weight(plan, outputs, name) for name in sorted(plan.conversions))
-    members = defaultdict(list)
-    for weight in weights:
-        members[weight.family].append(weight)
-    files = [
-        File(shard.file, shard.header.file_bytes, "ab" * 32, "rewritten" if shard.rewritten else "passed on")
-        for shard in plan.shards
-    ]
+def real_facts() -> Facts:
+    recipe = recipes.load(ROOT / "pipeline.toml")
+    members = _members(recipe)
+    families = {family.name: family for family in recipe.family}
+    weights = sorted(
+        (
+            _weight(families[name], tensor)
+            for name in members
+            if families[name].block
+            for tensor in members[name]
+        ),
+        key=lambda weight: weight.name,
+    )
+    sums = [_family(family, members[family.name], weights) for family in recipe.family]
+    experts = sum(EXPERT.fullmatch(name) is not None for name, _, _ in members["routed experts"])
+    after = sum(family.bytes_after + family.scale_bytes for family in sums)
     worst = sorted(weights, key=lambda weight: -(weight.error.stored if weight.error else 0))[:10]
     return Facts(
         format=FORMAT,
-        name=plan.recipe,
+        name=recipe.name,
         shardmill="0",
-        repository=plan.repository,
-        revision=plan.revision,
+        repository=recipe.parent.repository,
+        revision=recipe.parent.revision,
         parent_verified=True,
         compared=True,
-        plan_key=plan.key,
+        plan_key="ab" * 32,
         manifest_self="cd" * 32,
         numerics=("amax/1", "recover/1"),
         algorithms={"file": "sha256", "tensor": "xxh3-128"},
-        tensors=plan.tensors,
-        tensor_bytes=plan.tensor_bytes,
-        file_bytes=plan.file_bytes,
-        parent_tensor_bytes=sum(family.bytes_before for family in plan.families),
-        families=tuple(_family(told, members[told.name]) for told in plan.families),
+        tensors=sum(map(len, members.values())) + 3 * experts + len(weights),
+        tensor_bytes=after,
+        file_bytes=after,
+        parent_tensor_bytes=sum(family.bytes_before or 0 for family in sums),
+        families=tuple(sums),
         families_known=True,
-        weights=weights,
+        weights=tuple(weights),
         worst=tuple(_histogram(weight.name) for weight in worst),
-        files=(*files, File("config.json", 6_000_000, "ef" * 32, "other")),
+        files=tuple(_file(number) for number in range(1, 122)),
         dropped=(),
         renamed={},
         repairs=(),
@@ -77,40 +90,55 @@ def real_facts(plan: Plan) -> Facts:
     )
 
 
-def _weight(plan: Plan, outputs: dict[str, TensorRef], name: str) -> Weight:
-    family, action = plan.conversions[name]
-    ref, native, block = outputs[name], family in NATIVE, (action.block.rows, action.block.cols)
-    R, C = action.block.grid(ref.shape)
+def _members(recipe: Recipe) -> dict[str, list[Tensor]]:
+    """Family -> its tensors as the BF16 source has them; an expert's weight stands for its four in the parent."""
+    rows = [(glob, family.name) for family in recipe.family for glob in family.globs()]
+    globs = GlobSet([glob for glob, _ in rows])
+    members = defaultdict(list)
+    for tensor in source_tensors(REAL):
+        expert = EXPERT.fullmatch(tensor[0])
+        members["routed experts" if expert else rows[globs.matches(tensor[0])[0]][1]].append(tensor)
+    return members
+
+
+def _weight(family: recipes.Family, tensor: Tensor) -> Weight:
+    name, _, shape = tensor
+    assert family.block is not None
+    native, block = family.name in NATIVE, BlockShape(*family.block)
+    R, C = block.grid(shape)
     return Weight(
         name=name,
-        family=family,
+        family=family.name,
         layer=layer_of(name),
-        file=ref.shard,
-        shape=ref.shape,
-        block=block,
+        file="model-00001-of-00120.safetensors",
+        shape=shape,
+        block=family.block,
         recipe="recover/1" if native else "amax/1",
         blocks=R * C if native else None,
         exact_blocks=R * C if native else None,
-        rerounded=is_rerounded(ref.shape, block),
-        error=made_up(name, native, is_rerounded(ref.shape, block)),
+        rerounded=is_rerounded(shape, family.block),
+        error=made_up(name, native, is_rerounded(shape, family.block)),
     )
 
 
-def _family(told: FamilySum, weights: Sequence[Weight]) -> Family:
+def _family(family: recipes.Family, tensors: Sequence[Tensor], all_weights: Sequence[Weight]) -> Family:
+    weights = [weight for weight in all_weights if weight.family == family.name]
     by_layer = defaultdict(list)
     for weight in weights:
         by_layer[weight.layer].append(weight)
     counted = [weight.blocks for weight in weights if weight.blocks is not None]
+    input_scales = 4 * len(tensors) if family.name == "routed experts" else 0
+    before = sum(map(parent_bytes, tensors)) + input_scales
     return Family(
-        name=told.name,
-        action=told.action,
-        reason=told.reason,
-        block=told.block,
+        name=family.name,
+        action=family.action,
+        reason=family.reason,
+        block=family.block,
         recipes=tuple(sorted({weight.recipe for weight in weights})),
-        tensors=told.tensors,
-        bytes_before=told.bytes_before,
-        bytes_after=told.bytes_after,
-        scale_bytes=told.scale_bytes,
+        tensors=4 * len(tensors) if input_scales else len(tensors),
+        bytes_before=before,
+        bytes_after=before // 2 if weights else before,
+        scale_bytes=sum(4 * prod(BlockShape(*weight.block).grid(weight.shape)) for weight in weights),
         blocks=sum(counted) if counted else None,
         exact_blocks=sum(counted) if counted else None,
         rerounded=sum(weight.rerounded for weight in weights),
@@ -122,6 +150,12 @@ def _family(told: FamilySum, weights: Sequence[Weight]) -> Family:
             if group[0].error is not None
         ),
     )
+
+
+def _file(number: int) -> File:
+    """47 of the 121 are rewritten; which ones is made up."""
+    kind = "rewritten" if number <= 47 else "passed on"
+    return File(f"model-{number:05d}-of-00120.safetensors", 1_600_000_000 + number, "ab" * 32, kind)
 
 
 def _histogram(name: str) -> Histogram:

@@ -16,8 +16,7 @@ pytest.importorskip("jinja2", reason="the report needs the extra `report`")
 from pipeline.report.facts import Facts
 from pipeline.report.page import error_range, heat_top, render_card, render_page, told_severities
 from pipeline.report.plots import cells, heat
-from pipeline.types import Plan
-from tests.report.real import FINDINGS, real_facts
+from tests.report.real import FINDINGS
 
 VOID = {"meta", "link", "input", "wbr", "br"}
 
@@ -68,16 +67,6 @@ def page(facts: Facts) -> str:
     return render_page(facts)
 
 
-@pytest.fixture(scope="module")
-def real(real_plan: Plan) -> Facts:
-    return real_facts(real_plan)
-
-
-@pytest.fixture(scope="module")
-def real_page(real: Facts) -> str:
-    return render_page(real)
-
-
 def test_every_element_is_closed_and_every_reference_meets_one_id(page: str, real_page: str) -> None:
     for text in (page, real_page):
         outline = Outline(text)
@@ -122,12 +111,10 @@ def test_hostile_names_are_shown_and_do_nothing(page: str, facts: Facts) -> None
     assert "`small | $mall`" in render_card(facts)
 
 
-@pytest.mark.parametrize(
-    "name", ["<script>alert(1)</script>", "a|b\nc", "$x_1$", "\ud800", "\x00\x1b[31m", "漢字 ☃"]
-)
-def test_any_family_name_can_be_drawn(changed: Callable[..., Facts], facts: Facts, name: str) -> None:
-    """Also one that the font has no letters for; a table of the card stays a table."""
+def test_any_family_name_can_be_drawn(changed: Callable[..., Facts], facts: Facts) -> None:
+    """Also one that the font has no letters for, or UTF-8 no bytes; a table of the card stays a table."""
     first, *others = facts.families
+    name = "<script>a|b\nc</script> $x_1$ \ud800 \x00\x1b[31m 漢字 ☃"
     odd = changed(families=(replace(first, name=name), *others))
     page = render_page(odd)
     assert Outline(page).open == []
@@ -160,11 +147,10 @@ def test_the_card_holds_the_published_figures_of_the_real_layout(real: Facts) ->
     """Tensors, bytes and files of the real conversion, from its headers."""
     card = render_card(real)
     assert "549 weights were converted; 47 weight files were rewritten and 74 passed on" in card
-    assert "186,149,192,912 bytes" not in card  # the published child also converts nothing of ours
-    assert f"{real.tensor_bytes:,} bytes" in card
-    assert f"{real.tensors:,} tensors" in card
+    assert "Tensor data: 186,129,041,784 bytes (173.35 GiB), the parent's 194,644,952,184" in card
+    assert "; 150,775 tensors." in card
     assert "| KDA q/k/v + b/f_a/g_a | [32,32] | amax/1 | 204 | 6.46 GiB | 3.24 GiB |" in card
-    assert "of 23,424 |" in card or re.search(r"recover/1 \|.*\| [\d,]+ of [\d,]+ \|", card)
+    assert "| recover/1 | 36 | 768.0 MiB | 384.1 MiB | 0 % | 2.565 % | 24,576 of 24,576 |" in card
 
 
 def test_lossless_layers_have_a_colour_of_their_own(real: Facts) -> None:

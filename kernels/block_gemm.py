@@ -226,11 +226,17 @@ def choose(
     Parameters come from the file of this card and shape, from the entry with the nearest number of tokens; without
     a file the defaults hold.
     """
-    name = device_name(device)
     if decodes(tokens, K, block, device):
         default = Gemv.default() if tokens <= 2 else Decode.default()
-        return _nearest(_decode_table(folder, N, K, block, name), tokens) or default
-    return _nearest(_stock_table(folder, N, K, block, name), tokens) or Stock.default(block)
+        return _nearest(_decode_table(folder, N, K, block, device_name(device)), tokens) or default
+    return stock_config(tokens, N, K, block, device, folder)
+
+
+def stock_config(
+    tokens: int, N: int, K: int, block: Block, device: torch.device, folder: Path = CONFIGS
+) -> Stock:
+    """The stock-style kernel's parameters for a call: the file's, or vLLM's default."""
+    return _nearest(_stock_table(folder, N, K, block, device_name(device)), tokens) or Stock.default(block)
 
 
 def device_name(device: torch.device) -> str:

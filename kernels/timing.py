@@ -26,7 +26,7 @@ def graph_seconds(calls: Sequence[Callable[[], object]], replays: int = REPLAYS)
         for call in calls:
             call()
     graph.replay()
-    times = []
+    times: list[float] = []
     for _ in range(replays):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()

@@ -30,13 +30,24 @@ def has_ptx(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (8, 9)
 
 
-# (rows a program handles, warps of a program) by kernel; small: launches of at most SMALL_ROWS rows, where
-# latency counts and not throughput.
-SMALL_ROWS = 32768
-LAUNCH = {
-    "write": {"small": (4, 4), "large": (4, 4)},
-    "restage": {"small": (4, 4), "large": (8, 4)},
+# Rows of a program (one warp) by card, kernel and size of the launch, as (rows of the launch up to, rows of a
+# program): few rows want many programs, many rows want loads in flight. Rows that are no multiple of 16 bytes take
+# more, narrower loads. Measured on the H200 (kernels/RESULTS.md); other cards use its table until they have one.
+ANY = 1 << 62
+LAUNCH: dict[str, dict[str, tuple[tuple[int, int], ...]]] = {
+    "NVIDIA H200": {
+        "write": ((64, 1), (ANY, 2)),
+        "restage": ((4096, 2), (ANY, 4)),
+        "restage unaligned": ((ANY, 2),),
+    },
 }
+_LAUNCH_DEFAULT = LAUNCH["NVIDIA H200"]
+
+
+def launch_rows(kernel: str, rows: int, device: torch.device) -> int:
+    """Rows of a program for a launch of `rows` rows."""
+    card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return next(size for most, size in LAUNCH.get(card, _LAUNCH_DEFAULT)[kernel] if rows <= most)
 
 
 def write(
@@ -47,13 +58,13 @@ def write(
     *,
     order: torch.Tensor | None = None,
     ptx: bool | None = None,
-    launch: tuple[int, int] | None = None,
+    rows_per_program: int | None = None,
 ) -> None:
     """latents bf16 [T, 512] -> rows of the paged cache u8 [pages, page_rows, row_bytes] at slots int64 [T].
 
     Slot s is row s % page_rows of page s // page_rows; a negative slot is skipped. Pages may lie further apart
     than page_rows * row_bytes. `order` int32 [512] (kernels.spread) stores column order[k] as element k.
-    `ptx` forces a path (default: what the card has), `launch` rows and warps a program.
+    `ptx` forces a path (default: what the card has), `rows_per_program` the launch table's entry.
     """
     _require(
         latents.dtype == torch.bfloat16 and latents.dim() == 2 and latents.shape[1] == LATENT,
@@ -72,7 +83,7 @@ def write(
     rows = latents.shape[0]
     if rows == 0:
         return
-    size, warps = launch or LAUNCH["write"]["small" if rows <= SMALL_ROWS else "large"]
+    size = rows_per_program or launch_rows("write", rows, cache.device)
     write_kernel[(triton.cdiv(rows, size),)](
         latents.view(torch.int32 if order is None else torch.int16),
         slots if order is None else order,
@@ -87,7 +98,7 @@ def write(
         SPREAD=order is not None,
         PTX=has_ptx(cache.device) if ptx is None else ptx,
         R=size,
-        num_warps=warps,
+        num_warps=1,
     )
 
 
@@ -98,13 +109,13 @@ def restage_pages(
     layout: RowLayout,
     *,
     ptx: bool | None = None,
-    launch: tuple[int, int] | None = None,
+    rows_per_program: int | None = None,
 ) -> None:
     """Whole pages of the cache, numbers int32 [P], -> out u8 [P * page_rows, 656]. A negative page is skipped."""
     _require(
         pages.dtype == torch.int32 and pages.dim() == 1 and pages.is_contiguous(), "pages", "int32 [P]", pages
     )
-    _restage(cache, pages, out, layout, cache.shape[1], ptx, launch)
+    _restage(cache, pages, out, layout, cache.shape[1], ptx, rows_per_program)
 
 
 def restage_gather(
@@ -114,11 +125,11 @@ def restage_gather(
     layout: RowLayout,
     *,
     ptx: bool | None = None,
-    launch: tuple[int, int] | None = None,
+    rows_per_program: int | None = None,
 ) -> None:
     """Rows of the cache, slot numbers int32 [...], -> out u8 [..., 656]. A negative number is skipped."""
     _require(rows.dtype == torch.int32 and rows.is_contiguous(), "rows", "int32, contiguous", rows)
-    _restage(cache, rows, out, layout, 0, ptx, launch)
+    _restage(cache, rows, out, layout, 0, ptx, rows_per_program)
 
 
 def _restage(
@@ -128,7 +139,7 @@ def _restage(
     layout: RowLayout,
     index_rows: int,
     ptx: bool | None,
-    launch: tuple[int, int] | None,
+    rows_per_program: int | None,
 ) -> None:
     words, page_words, page_rows = _paged_words(cache, layout)
     rows = index.numel() * max(index_rows, 1)
@@ -136,7 +147,8 @@ def _restage(
     _require(whole and out.shape[-1] == CANONICAL_BYTES, "out", f"u8, {rows} rows of {CANONICAL_BYTES}", out)
     if rows == 0:
         return
-    size, warps = launch or LAUNCH["restage"]["small" if rows <= SMALL_ROWS else "large"]
+    kernel = "restage unaligned" if layout.row_bytes % 16 else "restage"
+    size = rows_per_program or launch_rows(kernel, rows, cache.device)
     restage_kernel[(triton.cdiv(rows, size),)](
         words,
         index,
@@ -148,7 +160,7 @@ def _restage(
         INDEX_ROWS=index_rows,
         PTX=has_ptx(cache.device) if ptx is None else ptx,
         R=size,
-        num_warps=warps,
+        num_warps=1,
     )
 
 

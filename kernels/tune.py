@@ -5,7 +5,8 @@ exact product, and the right ones are timed over rotated weights in CUDA graphs.
 for the stock-style kernel, usable in vLLM as it is, and a "decode," file for ours. A file is rewritten after each
 number of tokens; numbers that it already holds are not measured again, so a search may be stopped and resumed.
 
-BLOCK_SIZE_K of the stock-style kernel is always the scale block's: it is what decides the order of its sums.
+BLOCK_SIZE_K of the stock-style kernel is always the scale block's: it decides the order of its sums. What else may
+change bits is the tensor-core instruction, which follows the tile's rows: see `keep_bits`.
 """
 
 import argparse
@@ -56,17 +57,25 @@ class Problem:
     exact: torch.Tensor
 
 
-def stock_candidates(tokens: int, block: Block) -> list[Stock]:
-    """The search space of the stock-style kernel."""
-    rows = [m for m in (16, 32, 64, 128) if m <= max(16, 2 * tokens)][-2:]
+def stock_candidates(tokens: int, block: Block, keep_bits: bool = False) -> list[Stock]:
+    """The search space of the stock-style kernel. BLOCK_SIZE_K is the scale block's, always.
+
+    keep_bits: tiles of 64 rows or more alone. On Hopper they run on another tensor-core instruction than smaller
+    ones, with sums that differ in their last bits; so does the default config, which has 64.
+    """
+    rows = (64, 128) if keep_bits else tuple(m for m in (16, 32, 64, 128) if m <= max(16, 2 * tokens))[-2:]
     columns = (32, 64, 128) if tokens <= 64 else (64, 128, 256)
-    found = []
-    for m in rows:
-        for n in columns:
-            for warps in (4, 8):
-                for stages in (2, 3, 4, 6):
-                    found.append(Stock(m, n, block[1], 1 if tokens <= m else 16, warps, stages))
-    return found
+    pace = [(w, s) for w in (2, 4) for s in (3, 4, 6, 8)] if tokens <= 16 else _PACE
+    grouped = {m: 1 if tokens <= m else 16 for m in rows}
+    return [
+        Stock(m, n, block[1], grouped[m], warps, stages)
+        for m in rows
+        for n in columns
+        for warps, stages in pace
+    ]
+
+
+_PACE = [(warps, stages) for warps in (4, 8) for stages in (2, 3, 4, 6)]
 
 
 def decode_candidates(tokens: int, block: Block) -> list[Decode | Gemv]:
@@ -109,6 +118,7 @@ def tune(
     tokens: tuple[int, ...] = TOKENS,
     folder: Path = CONFIGS,
     say: Callable[[str, int, int], None] = lambda what, done, of: None,
+    keep_bits: bool = False,
 ) -> Iterator[Best]:
     """Searches each number of tokens that the files in `folder` lack; writes the files after each.
 
@@ -122,27 +132,27 @@ def tune(
     if not missing:
         return
     bandwidth = timing.copy_bandwidth(device)
-    weights = _random_weights(N, K, block, device)
+    weights = random_weights(N, K, block, device)
     with multiprocessing.get_context("spawn").Pool(min(os.cpu_count() or 1, 16)) as pool:
         for m in missing:
-            stocks, decodes = stock_candidates(m, block), decode_candidates(m, block)
+            stocks, decodes = stock_candidates(m, block, keep_bits), decode_candidates(m, block)
             right = _compiled(pool, [*stocks, *decodes], m, K, block, say)
-            problem = _problem(m, block, weights)
+            case = problem(m, block, weights)
             times: dict[How, float] = {}
             for done, how in enumerate(right):
                 say(f"timing {m} tokens", done, len(right))
-                if _is_right(problem, how):
-                    times[how] = seconds(problem, how)
-            best = _best(m, N * K / bandwidth, seconds(problem, Stock.default(block)), times)
+                if error_of(case, how) <= ERROR_MAX:
+                    times[how] = seconds(case, how)
+            best = _best(m, N * K / bandwidth, seconds(case, Stock.default(block)), times)
             _write(stock_file, m, best.stock.to_json())
             if best.decode is not None:
                 _write(decode_file, m, best.decode.to_json())
             yield best
 
 
-def seconds(problem: Problem, how: How) -> float:
+def seconds(case: Problem, how: How) -> float:
     """Median seconds of a call over the rotated weights."""
-    calls = [lambda w=w, s=s: _call(problem, w, s, how) for w, s in problem.weights]
+    calls = [lambda w=w, s=s: _call(case, w, s, how) for w, s in case.weights]
     return timing.graph_seconds(calls * (2 if len(calls) > 4 else 6), replays=5)
 
 
@@ -182,12 +192,12 @@ def _compiles(how: How, tokens: int, K: int, block: Block) -> bool:
     try:
         block_gemm.gemm(x, x_scale, w, w_scale, block, how=how)
         torch.cuda.synchronize()
-    except (RuntimeError, triton.runtime.errors.OutOfResources, triton.compiler.errors.CompilationError):
+    except (RuntimeError, triton.errors.TritonError):
         return False
     return True
 
 
-def _random_weights(
+def random_weights(
     N: int, K: int, block: Block, device: torch.device
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Weights and scales, as many pairs as exceed four times the L2 cache."""
@@ -201,7 +211,7 @@ def _random_weights(
     ]
 
 
-def _problem(tokens: int, block: Block, weights: list[tuple[torch.Tensor, torch.Tensor]]) -> Problem:
+def problem(tokens: int, block: Block, weights: list[tuple[torch.Tensor, torch.Tensor]]) -> Problem:
     w, w_scale = weights[0]
     N, K = w.shape
     x, x_scale = block_gemm.quantise(
@@ -226,14 +236,15 @@ def relative_error(out: torch.Tensor, exact: torch.Tensor) -> float:
     return float((out.double() - exact).norm() / exact.norm())
 
 
-def _is_right(problem: Problem, how: How) -> bool:
-    problem.out.fill_(float("nan"))  # what a candidate leaves unwritten makes it wrong
-    _call(problem, *problem.weights[0], how)
-    return relative_error(problem.out, problem.exact) <= ERROR_MAX
+def error_of(case: Problem, how: How) -> float:
+    """Relative error of a candidate on the first weights; NaN where it leaves part of the output unwritten."""
+    case.out.fill_(float("nan"))
+    _call(case, *case.weights[0], how)
+    return relative_error(case.out, case.exact)
 
 
-def _call(problem: Problem, w: torch.Tensor, w_scale: torch.Tensor, how: How) -> None:
-    block_gemm.gemm(problem.x, problem.x_scale, w, w_scale, problem.block, out=problem.out, how=how)
+def _call(case: Problem, w: torch.Tensor, w_scale: torch.Tensor, how: How) -> None:
+    block_gemm.gemm(case.x, case.x_scale, w, w_scale, case.block, out=case.out, how=how)
 
 
 def _read(path: Path) -> dict[str, dict[str, int]]:
@@ -279,6 +290,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--block", type=int, default=32, help="scale block, 32 or 128")
     parser.add_argument("--m", default=",".join(map(str, TOKENS)), help="numbers of tokens")
     parser.add_argument("--out", type=Path, default=CONFIGS, help="folder of the JSON files")
+    parser.add_argument("--keep-bits", action="store_true", help="only tiles whose sums equal the default's")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         sys.stderr.write("no GPU found: a configuration is measured on the card that will use it\n")
@@ -286,7 +298,7 @@ def main(arguments: list[str] | None = None) -> int:
     tokens = tuple(int(m) for m in options.m.split(","))
     N, K = options.shape
     sys.stdout.write(HEADING + "\n")
-    for best in tune(N, K, (options.block, options.block), tokens, options.out):
+    for best in tune(N, K, (options.block, options.block), tokens, options.out, keep_bits=options.keep_bits):
         sys.stdout.write(line(best) + "\n")
         sys.stdout.flush()
     return 0

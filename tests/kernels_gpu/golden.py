@@ -22,6 +22,11 @@ def chunk_bits(chunk: int):
     return testing.random_rows(1000 + chunk, CHUNK_ROWS)
 
 
+def read() -> dict[str, dict[str, str]]:
+    """tag -> digest of the first chunk and of all."""
+    return json.loads(FILE.read_text())
+
+
 def whole(chunk_digests: list[str]) -> str:
     """One digest of all chunks' digests, in order."""
     return hashlib.sha256("".join(chunk_digests).encode()).hexdigest()

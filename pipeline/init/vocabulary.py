@@ -90,7 +90,7 @@ ROWS: tuple[Row, ...] = (
         "shared experts + dense MLP",
         (
             "**.{shared_experts,shared_expert}.{gate,up,down}_proj.weight",
-            "**.mlp.{gate,up,down,gate_up}_proj.weight",
+            "**.{mlp,block_sparse_moe}.{gate,up,down,gate_up}_proj.weight",  # the latter: Kimi as transformers saves it
         ),
     ),
     Row(
@@ -146,6 +146,7 @@ GROUPS: tuple[Group, ...] = (
     ),
     Group("attention input", "self_attn", ("q_proj", "k_proj", "v_proj"), ("qkv_proj",)),
     Group("dense MLP", "mlp", _GATED, ("gate_up_proj",)),
+    Group("dense MLP", "block_sparse_moe", _GATED, ("gate_up_proj",)),
     Group("shared expert", "shared_experts", _GATED, ("gate_up_proj",)),
     Group("shared expert", "shared_expert", _GATED, ("gate_up_proj",)),
     Group("vision merger", "merger", _GATED, ("gate_up_proj",)),

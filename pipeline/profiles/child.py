@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from pipeline.recipe import Recipe
@@ -77,17 +78,20 @@ def _stated_block(stated: Mapping[str, Any]) -> BlockShape | None:
 def unquantised(child: Child) -> list[str]:
     """Modules that hold a float matrix, sorted: what a loader must not expect codes of.
 
-    Listed beside them: the names under which a runtime fuses several of them. Stacked experts without a
-    `.weight` (`mlp.experts.gate_up_proj`) are listed by their module.
+    Listed beside them: the names under which a runtime fuses several of them. Stacked experts without a `.weight`
+    (`mlp.experts.gate_up_proj`) are listed by their module, unless something below it has codes: a loader takes a
+    listed module for all that lies in it.
     """
+    with_codes = {prefix for weight in blocks(child) for prefix in accumulate(weight.split("."), "{}.{}".format)}
     modules: set[str] = set()
     for name, ref in child.tensors.items():
         if ref.dtype not in FLOATS or len(ref.shape) < 2:
             continue
+        home = name.rpartition(".")[0]
         if name.endswith(WEIGHT_SUFFIX):
             modules.update((module_of(name), *fused_names(module_of(name), child.recipe)))
         elif not name.endswith(("_scale", "_scale_inv")):
-            modules.add(name.rpartition(".")[0] if len(ref.shape) > 2 else name)
+            modules.add(home if len(ref.shape) > 2 and home not in with_codes else name)
     return sorted(modules)
 
 

@@ -82,6 +82,7 @@ def test_reblocking_keeps_every_code_and_decodes_to_the_same_numbers(tmp_path: P
         assert np.array_equal(decoded(before, name, 128), decoded(after, name, 32))
     stated = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     assert stated["weight_block_size"] == [32, 32]
+    assert "scale_fmt" not in stated, "the parent's scales are no powers of two, and stay what they were"
 
 
 def decoded(tensors: dict[str, Any], name: str, block: int) -> Any:

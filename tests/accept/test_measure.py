@@ -244,7 +244,7 @@ def test_a_drawn_count_is_the_number_of_squares():
     assert int(blue.sum()) == int(picture.answer) * 40 * 40
 
 
-@pytest.mark.parametrize("name", ["default", "published"])
+@pytest.mark.parametrize("name", ["default", "neutral", "published"])
 def test_the_shipped_protocols_are_read_and_every_gate_has_a_limit(name):
     p = read_protocol(name)
     assert p.gates
@@ -253,6 +253,14 @@ def test_the_shipped_protocols_are_read_and_every_gate_has_a_limit(name):
 
 def test_the_default_protocol_has_documents_enough_to_resample():
     assert len({d.id for d in read_protocol("default").documents}) == 24
+
+
+def test_the_neutral_protocol_has_the_default_documents_and_its_own_gates():
+    default, neutral = read_protocol("default"), read_protocol("neutral")
+    assert neutral.documents == default.documents
+    assert neutral.probes == Probes()
+    assert [str(gate) for gate in neutral.gates] == ["identical_positions >= 1", "max_logprob_delta <= 0"]
+    assert neutral.digest != default.digest
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,7 @@ def test_probes_are_measured_before_and_after_the_soak(runs):
         assert measures[phase]["decode_c1"]["value"] > 0
         assert measures[phase]["decode_c2"]["value"] > 0
     assert measures["run"]["soak_served"] == {"hits": 2, "n": 2, "design_effect": 1.0}
+    assert len(compared(runs)["soak_seconds"]) == 2
 
 
 def test_failures_are_counted_apart_and_never_scored(runs):
@@ -188,6 +189,17 @@ def test_a_gate_is_ruled_by_its_worst_phase():
     assert [r.outcome for r in rule(protocol, phases)] == ["FAIL"]
     assert [r.outcome for r in rule(protocol, {"before": phases["before"], "after": {}})] == ["PASS"]
     assert [r.outcome for r in rule(protocol, {})] == ["NOT MEASURED"]
+
+
+def test_a_server_that_answers_bit_for_bit_the_same_is_neutral_and_another_is_not(runs):
+    gates = read_protocol("neutral").gates
+    protocol = replace(PROTOCOL, gates=gates)
+    items = list_items(PROTOCOL, FROZEN, 1024)
+    again, test = (
+        compare(read_run(runs["base"]), read_run(runs[n]), protocol, items) for n in ("again", "test")
+    )
+    assert [r.outcome for r in again.rulings] == ["PASS", "PASS"]
+    assert [r.outcome for r in test.rulings] == ["FAIL", "FAIL"]
 
 
 def test_a_run_of_another_protocol_is_not_judged_by_this_one(runs):
@@ -333,7 +345,7 @@ def test_every_row_carries_the_runs_identity(runs):
         (["record", "http://127.0.0.1:9", "-o", "x", *WITH], "is the server up"),
         (["record", "http://127.0.0.1:9", "-o", "x", "--protocol", SMALL], "make them with"),
         (["compare", "nowhere", "nowhere", *WITH], "no run here"),
-        (["plan", "--protocol", "no-such"], "shipped are default, published"),
+        (["plan", "--protocol", "no-such"], "shipped are default, neutral, published"),
         (["plan", "--truth", "0.9"], "never passes"),
     ],
 )

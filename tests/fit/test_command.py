@@ -14,6 +14,9 @@ from verify.fit.bootlog import LogError, read_log
 from verify.fit.boots import GLM_5_3_FLASH_SERVED
 from verify.fit.commands import fit
 from verify.fit.lane import LANES_DIR, LaneError, find_lane, read_lane
+from verify.fit.layers import plan_layers
+from verify.fit.planner import plan_blocks
+from verify.fit.shape import read_shape
 from verify.fit.weights import DTYPE_BITS
 
 LANE = """
@@ -209,6 +212,13 @@ def test_a_faulty_lane_is_refused_by_file_and_key(tmp_path, text, message):
 def test_every_lane_of_the_project_is_read():
     names = sorted(path.stem for path in LANES_DIR.glob("*.toml"))
     assert [read_lane(find_lane(name)).name for name in names] == names
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in LANES_DIR.glob("*.toml")))
+def test_every_lane_of_the_project_holds_the_context_that_it_promises(name):
+    lane = read_lane(find_lane(name))
+    plan = plan_blocks(plan_layers(read_shape(GLM_5_3_FLASH_SERVED), lane))
+    assert plan.sequences(lane.pin, lane.max_model_len) >= 1
 
 
 def test_help_shows_an_example():

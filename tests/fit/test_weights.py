@@ -37,6 +37,10 @@ L = "model.language_model.layers.4."
         ("model.language_model.embed_tokens.weight", "BF16", (1000, 64), 512 * 64 * 2),
         ("model.visual.blocks.0.attn.qkv.bias", "BF16", (3072,), 1536 * 2),
         ("model.visual.blocks.0.attn.proj.bias", "BF16", (1024,), 1024 * 2),
+        ("model.layers.0.mlp.down_proj.weight_scale", "BF16", (4096, 1), 4096 * 2),
+        ("model.layers.0.mlp.up_proj.weight_scale", "F32", (1,), 4),
+        ("model.layers.0.linear_attn.in_proj_qkvz.weight", "BF16", (512, 64), 256 * 64 * 2),
+        ("model.layers.0.linear_attn.conv1d.weight", "BF16", (512, 1, 4), 256 * 4 * 2),
         ("model.visual.downsample.weight", "BF16", (4096, 1024, 2, 2), 4096 * 1024 * 4 * 2),
     ],
 )

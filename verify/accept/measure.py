@@ -78,6 +78,11 @@ def run_measures(run: Run) -> dict[str, Measure]:
     return found
 
 
+def soak_seconds(run: Run) -> list[float]:
+    """Seconds of each full-context prompt that was served."""
+    return [round(row.seconds, 3) for row in run.of("soak") if row.ok]
+
+
 def failures(run: Run) -> Counter[str]:
     """How many requests failed, by kind of request and of failure; never a score."""
     return Counter(f"{row.kind}: {row.failure}" for row in run.rows.values() if not row.ok)

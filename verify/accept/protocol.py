@@ -1,8 +1,8 @@
 """A protocol: everything that is asked, as data. Texts become token ids once (`freeze`), so that both sides of a
 comparison, and every later one, see the same tokens whatever their tokenizers or templates do.
 
-Two protocols ship: `default`, and `published`, the frame of the published card with its figures (its documents were
-not published).
+Three protocols ship: `default`; `neutral`, which asks for bit-equal scores; and `published`, the frame of the published
+card with its figures (its documents were not published).
 """
 
 from __future__ import annotations
@@ -123,10 +123,21 @@ def needle_number(probes: Probes, index: int) -> int:
 
 
 def read_protocol(name: str) -> Protocol:
-    """A shipped protocol by name, or one from a path. Raises ProtocolError."""
+    """A shipped protocol by name, or one from a path. Raises ProtocolError.
+
+    `extends = "default"` takes every part from that shipped protocol that the file does not give itself.
+    """
+    data = _load(name)
+    base = data.pop("extends", None)
+    if base is not None:
+        data = {**_load(str(base)), **data}
+    return parse_protocol(name, data)
+
+
+def _load(name: str) -> dict[str, Any]:
     path = SHIPPED / f"{name}.toml" if "/" not in name and not name.endswith(".toml") else Path(name)
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         known = ", ".join(sorted(p.stem for p in SHIPPED.glob("*.toml")))
         raise ProtocolError(
@@ -134,7 +145,6 @@ def read_protocol(name: str) -> Protocol:
         ) from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ProtocolError(f"{path}: cannot be read as TOML: {error}") from None
-    return parse_protocol(str(path), data)
 
 
 def parse_protocol(where: str, data: Mapping[str, Any]) -> Protocol:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from verify.accept.compare import Comparison, Scored
-from verify.accept.measure import Measure, Proportion, as_plain, failures
+from verify.accept.measure import Measure, Proportion, as_plain, failures, soak_seconds
 from verify.accept.protocol import Published
 from verify.accept.runs import Run
 from verify.accept.stats import DOCUMENTS_MIN, Interval, wilson
@@ -55,6 +55,8 @@ def lines(comparison: Comparison) -> Iterator[str]:
         if measures:
             yield {"run": "Whole run:", "before": "Probes:", "after": "Probes after the soak:"}[phase]
             yield from (f"  {name}: {_measure(measure)}" for name, measure in measures.items())
+    if soak := soak_seconds(comparison.test):
+        yield f"Soak, seconds each: {', '.join(f'{s:.1f}' for s in soak)}"
     yield from _failures(comparison)
 
 
@@ -136,6 +138,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         "variant": comparison.variant,
         "gates": [{**asdict(r), "gate": str(r.gate)} for r in comparison.rulings],
         "measures": {phase: as_plain(measures) for phase, measures in comparison.measures.items()},
+        "soak_seconds": soak_seconds(comparison.test),
         "failures": {"baseline": dict(failures(comparison.base)), "test": dict(failures(comparison.test))},
     }
 

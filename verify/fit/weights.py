@@ -48,13 +48,19 @@ SCALE_SUFFIX = re.compile(r"_scale_inv$|_scale_2$|_scale$|(?<=\.)input_scale$")
 # norms, routers, hyper-connections, the indexer, and the projections that vLLM replicates (q_a, kv_a, f_a, g_a, eh).
 CUTS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("vocab", re.compile(r"(^|\.)(lm_head|embed_tokens)\.weight")),
-    ("columns", re.compile(r"\.visual\.blocks\.\d+\.attn\.proj\.weight|\.(o_proj|down_proj)\.weight")),
+    (
+        "columns",
+        re.compile(r"\.visual\.blocks\.\d+\.attn\.proj\.weight|\.(o_proj|out_proj|down_proj)\.weight"),
+    ),
     ("rows", re.compile(r"\.visual\.(blocks\.\d+\.attn\.qkv|merger\.proj)\.")),
     ("rows", re.compile(r"\.(q_proj|b_proj|f_b_proj|g_b_proj|q_b_proj|kv_b_proj|gate_proj|up_proj)\.")),
+    ("rows", re.compile(r"\.(in_proj_\w+|qkv_proj|gate_up_proj)\.")),
     ("heads", re.compile(r"\.(k_proj|v_proj)\.")),
-    ("rows", re.compile(r"\.([qkv]_conv1d\.weight|A_log|dt_bias)$")),
+    ("rows", re.compile(r"\.(([qkv]_)?conv1d\.weight|A_log|dt_bias)$")),
 )
-WIDENED = re.compile(r"\.hc_(attn|ffn)_fn$|_conv1d\.weight$|\.indexer\.k_norm\.|\.index_kpool_compress_ape$")
+WIDENED = re.compile(
+    r"\.hc_(attn|ffn)_fn$|\.[qkv]_conv1d\.weight$|\.indexer\.k_norm\.|\.index_kpool_compress_ape$"
+)
 
 FAMILIES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("vision", re.compile(r"(^|\.)visual\.")),
@@ -126,6 +132,8 @@ def _cut(name: str, shape: Shape, ranks: int, kv_heads: int) -> Shape:
 
 
 def _divide(name: str, size: int, ranks: int) -> int:
+    if size == 1:  # one scale for all rows or columns goes to every rank
+        return 1
     if size % ranks:
         raise WeightsError(f"{name}: {size} does not divide over {ranks} ranks")
     return size // ranks

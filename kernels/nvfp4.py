@@ -59,7 +59,8 @@ def code_energy(packed: U8, groups: int) -> NDArray[np.float64]:
     """Sum of the squares of a group's E2M1 values, f64 [groups], of packed codes u8 with 16 codes a group."""
     squares = E2M1_VALUES.astype(np.float64) ** 2
     pairs = squares[np.arange(256) & 15] + squares[np.arange(256) >> 4]  # a byte holds two codes
-    return pairs[packed.reshape(groups, GROUP // 2)].sum(axis=1)
+    energy: NDArray[np.float64] = pairs[packed.reshape(groups, GROUP // 2)].sum(axis=1)
+    return energy
 
 
 def pack(codes: U8) -> U8:

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.accept.replay import RECORDED, replayed
+from verify.accept.bound import stale_sentences
 from verify.accept.client import Client
 from verify.accept.commands import accept
 from verify.accept.compare import compare, rule
@@ -233,7 +234,7 @@ def test_runs_of_another_protocol_are_not_compared(runs):
 
 
 def checkpoint(folder: Path, digest: str) -> Path:
-    folder.mkdir(exist_ok=True)
+    (folder / ".shardmill").mkdir(parents=True, exist_ok=True)
     (folder / "shardmill.manifest.json").write_text(json.dumps({"self": digest}))
     return folder
 
@@ -243,7 +244,10 @@ def test_a_changed_checkpoint_makes_its_runs_stale(tmp_path):
     with replayed("parent") as replay:
         ask("record", replay.url, "-o", tmp_path / "run", *WITH, "--only", "score", "--checkpoint", folder)
     assert ask("stale", tmp_path / "run", "--checkpoint", folder).exit_code == 0
+    assert list(stale_sentences(folder)) == []
+    assert "will be stale" in next(stale_sentences(folder, will_change=True))
     checkpoint(folder, "b" * 64)
+    assert [line.split(": ")[1] for line in stale_sentences(folder)] == ["stale"]
     result = ask("stale", tmp_path / "run", "--checkpoint", folder)
     assert (result.exit_code, "stale: recorded with another checkpoint" in result.output) == (1, True)
     refused = ask("compare", tmp_path / "run", tmp_path / "run", *WITH, "--checkpoint", folder)

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from verify.accept.bound import remember_run
 from verify.accept.client import Client
 from verify.accept.identity import Identity, IdentityError, ask_identity, checkpoint_digest
 from verify.accept.items import Item, list_items
@@ -104,6 +105,8 @@ def record_command(
     identity = _sentences(lambda: _identity(client, checkpoint, rung, image, flags))
     items = [i for i in list_items(protocol, tokens, identity.max_model_len) if not only or i.kind in only]
     run = _sentences(lambda: _record(client, identity, Path(out), protocol, tokens, items, equal_to))
+    if checkpoint:
+        remember_run(Path(checkpoint), Path(out))
     failed = sum(not row.ok and row.failure != "skipped" for row in run.rows.values())
     skipped = sum(row.failure == "skipped" for row in run.rows.values())
     click.echo(f"{out}: {len(run.rows)} answers, {failed} failed, {skipped} too long for this server")

@@ -44,6 +44,15 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class Head:
+    """Who answered, and the digests of the protocol and of the frozen tokens."""
+
+    identity: Identity
+    protocol: str
+    tokens: str
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """A run as read: rows by id, the last outcome of each."""
 
@@ -71,10 +80,12 @@ def start_run(folder: Path, identity: Identity, protocol: str, tokens: str) -> N
     """
     path = folder / "run.json"
     if path.exists():
-        there = _head(folder)
-        differences = there[0].differences(identity)
-        differences += [f"protocol: {there[1]} against {protocol}"] if there[1] != protocol else []
-        differences += [f"tokens: {there[2]} against {tokens}"] if there[2] != tokens else []
+        there = read_head(folder)
+        differences = there.identity.differences(identity)
+        differences += (
+            [f"protocol: {there.protocol} against {protocol}"] if there.protocol != protocol else []
+        )
+        differences += [f"tokens: {there.tokens} against {tokens}"] if there.tokens != tokens else []
         if differences:
             raise RunError(
                 f"{folder}: holds a run of another server or protocol ({'; '.join(differences)}); use another folder"
@@ -97,17 +108,17 @@ def append_row(folder: Path, row: Row) -> None:
 
 def read_run(folder: Path) -> Run:
     """A run from disk. Raises RunError where it is none, or where a row is of another identity."""
-    identity, protocol, tokens = _head(folder)
+    head = read_head(folder)
     rows: dict[str, Row] = {}
     for row in _rows(folder):
-        if row.identity != identity.digest:
+        if row.identity != head.identity.digest:
             raise RunError(
                 f"{folder}: row {row.id} was answered by another server than run.json names; record again"
             )
         rows[row.id] = row
     notes_path = folder / "notes.json"
     notes = json.loads(notes_path.read_text(encoding="utf-8")) if notes_path.is_file() else {}
-    return Run(folder, identity, protocol, tokens, notes, rows)
+    return Run(folder, head.identity, head.protocol, head.tokens, notes, rows)
 
 
 def add_notes(folder: Path, **notes: Any) -> None:
@@ -117,12 +128,13 @@ def add_notes(folder: Path, **notes: Any) -> None:
     path.write_text(json.dumps({**old, **notes}, indent=2) + "\n", encoding="utf-8")
 
 
-def _head(folder: Path) -> tuple[Identity, str, str]:
+def read_head(folder: Path) -> Head:
+    """Who answered, and what was asked, without the rows. Raises RunError."""
     try:
         head = json.loads((folder / "run.json").read_text(encoding="utf-8"))
         if head["format"] != FORMAT:
             raise RunError(f"{folder}: format {head['format']!r}; this version reads {FORMAT!r}")
-        return parse_identity(head["identity"]), str(head["protocol"]), str(head["tokens"])
+        return Head(parse_identity(head["identity"]), str(head["protocol"]), str(head["tokens"]))
     except FileNotFoundError:
         raise RunError(f"{folder}: no run here; make one with `shardmill verify accept record`") from None
     except (OSError, ValueError, KeyError, TypeError, IdentityError) as error:
@@ -147,4 +159,4 @@ def _rows(folder: Path) -> Iterator[Row]:
 
 def stale_runs(folders: list[Path], checkpoint: str) -> list[Path]:
     """The runs whose results no longer stand for this checkpoint digest."""
-    return [folder for folder in folders if read_run(folder).identity.checkpoint != checkpoint]
+    return [folder for folder in folders if read_head(folder).identity.checkpoint != checkpoint]

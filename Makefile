@@ -10,7 +10,7 @@ READY     := $(VENV)/.ready
 TOY       := build/toy-parent
 
 .DEFAULT_GOAL := help
-.PHONY: fuzz mutants help setup plan explain checkpoint verify test bench real torture lint clean vllm-test serving-wheel
+.PHONY: report report-shots fuzz mutants help setup plan explain checkpoint verify test bench real torture lint clean vllm-test serving-wheel
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,14 @@ checkpoint: $(READY) parent-ready ## the main job: PARENT -> OUT, then verify in
 
 verify: $(READY) ## check the checkpoint in OUT
 	$(BIN)/shardmill verify integrity "$(OUT)"
+
+report: $(READY) parent-ready ## a page on the checkpoint in OUT, in build/report
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[report]'
+	$(BIN)/shardmill report "$(OUT)" --parent "$(parent)" --out build/report
+
+report-shots: $(READY) ## screenshots of the report's page, to be looked at (needs chromium)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[report]'
+	$(BIN)/python -m tests.report.shots build/report-shots
 
 test: $(READY) ## the test suite
 	$(BIN)/python -m pytest

@@ -76,7 +76,7 @@ def _common(facts: Facts) -> dict[str, Any]:
         "served": error_range(converted, "served"),
         "exact": exact_blocks(converted),
         "names_shown_max": NAMES_SHOWN_MAX,
-        "told_severities": told_severities(facts.lint.rules),
+        "findings": told_findings(facts.lint.rules),
     }
 
 
@@ -84,17 +84,18 @@ def _converted(facts: Facts) -> list[Family]:
     return [family for family in facts.families if family.recipes]
 
 
-def told_severities(rules: Iterable[RuleFindings]) -> str:
-    """Findings by severity, the worst first: '1 error, 3 warnings, 4 info'; '' if there are none."""
+def told_findings(rules: Iterable[RuleFindings]) -> list[str]:
+    """Findings by severity, the worst first: ['1 error', '12 warnings']; what is clean or all but clean says so."""
     totals: Counter[str] = Counter()
     for rule in rules:
         totals[rule.severity] += rule.count
-    plurals = {"error": "errors", "warning": "warnings", "info": "info"}
-    return ", ".join(
-        f"{count(totals[name])} {name if totals[name] == 1 else plural}"
+    plurals = {"error": "errors", "warning": "warnings", "info": "notes"}
+    told = [
+        f"{count(totals[name])} {plural[:-1] if totals[name] == 1 else plural}"
         for name, plural in plurals.items()
         if totals[name]
-    )
+    ]
+    return told if totals["error"] or totals["warning"] else ["clean", *(told or ["no findings"])]
 
 
 def error_range(families: Iterable[Family], kind: str) -> str:

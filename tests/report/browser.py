@@ -37,8 +37,8 @@ def chromium(page: Path, *arguments: str, scheme: int = LIGHT) -> tuple[str, str
             f"--user-data-dir={profile}",
             "--window-size=1300,950",
             f"--blink-settings=preferredColorScheme={scheme}",
-            *arguments,
-            page.as_uri(),
+            *arguments,  # the last of two equal options holds
+            page.resolve().as_uri(),
         ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     return done.stdout, done.stderr

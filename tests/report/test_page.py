@@ -14,7 +14,7 @@ pytest.importorskip("matplotlib", reason="the report's figures need the extra `r
 pytest.importorskip("jinja2", reason="the report needs the extra `report`")
 
 from pipeline.report.facts import Facts
-from pipeline.report.page import error_range, heat_top, render_card, render_page, told_severities
+from pipeline.report.page import error_range, heat_top, render_card, render_page, told_findings
 from pipeline.report.plots import cells, heat
 from tests.report.real import FINDINGS
 
@@ -179,5 +179,5 @@ def test_ranges_and_counts_read_as_sentences(real: Facts) -> None:
     assert error_range([], "stored") == ""
     assert error_range(converted[:1], "stored") == f"{100 * (converted[0].error.stored or 0):.3f}\u00a0%"  # type: ignore[union-attr]
     assert error_range(converted, "stored").startswith("0–2.6")
-    assert told_severities(()) == ""
-    assert told_severities(real.lint.rules) == f"{FINDINGS:,} warnings"
+    assert told_findings(()) == ["clean", "no findings"]
+    assert told_findings(real.lint.rules) == [f"{FINDINGS:,} warnings"]

@@ -57,6 +57,7 @@ class TensorSplitter:
     def update(self, chunk: memoryview) -> None:
         while len(chunk):
             self._close_full()
+            assert self._at < len(self._tensors), f"{len(chunk)} bytes belong to no tensor"
             part = chunk[: self._left]
             self._hash.update(part)
             self._left -= len(part)

@@ -22,7 +22,7 @@ from pipeline.manifest.records import MANIFEST_FILE, Manifest, Receipt
 from pipeline.types import INDEX_FILE, SINGLE_FILE
 
 STATE_FOLDER = ".shardmill"
-_GATES = (SINGLE_FILE, INDEX_FILE)  # without them no loader takes the folder for a checkpoint
+_GATES = (INDEX_FILE, SINGLE_FILE)  # without them no loader takes the folder for a checkpoint
 Stat = Sequence[int]
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from pipeline import run
+from pipeline.container import file_stat
 from pipeline.errors import BuildError, CheckpointError
 from pipeline.job import Settings, StoppedError, Watch
 from pipeline.manifest.records import Receipt
@@ -103,10 +104,10 @@ def second(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, by
 SECOND = RECIPE.replace("[8, 8]", "[4, 4]")
 
 
-def assert_whole_or_gated(out: Path, *whole: dict[str, bytes]) -> None:
-    """The folder publishes one of `whole` to the byte, or has no index."""
+def assert_whole_or_gated(out: Path, *whole: dict[str, bytes], gates: tuple[str, ...] = GATES) -> None:
+    """The folder publishes one of `whole` to the byte, or has none of the `gates`."""
     found = published(out)
-    if any(gate in found for gate in GATES):
+    if any(gate in found for gate in gates):
         assert found in whole
 
 
@@ -242,6 +243,33 @@ def test_changing_between_one_file_and_many_is_gated_too(
             build(target, out)
             assert published(out) == wanted
             shutil.rmtree(out)
+
+
+def test_a_shard_that_a_loader_would_take_for_the_whole_is_gated_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some parents have an index and call one of its shards model.safetensors: the index still comes last."""
+    parents, wanted = [], []
+    for number, change in enumerate((0, 1)):
+        files = micro_tensors()
+        files["model.safetensors"] = files.pop(SHARDS[1])
+        parent = write_parent(tmp_path / f"parent{number}", files)
+        if change:
+            change_tensor(parent / SHARDS[0], "model.layers.0.norm.weight")
+        build(parent, tmp_path / f"whole{number}")
+        parents.append(parent)
+        wanted.append(published(tmp_path / f"whole{number}"))
+    shutil.copytree(tmp_path / "whole0", tmp_path / "count")
+    steps = steps_of(lambda: build(parents[1], tmp_path / "count", workers=1), monkeypatch)
+    for step in range(len(steps)):
+        out = Path(shutil.copytree(tmp_path / "whole0", tmp_path / "out"))
+        with cut_at(step, monkeypatch), pytest.raises(Cut):
+            build(parents[1], out, workers=1)
+        assert_whole_or_gated(out, *wanted, gates=(INDEX,))
+        if step % 5 == 0:
+            build(parents[1], out)
+            assert published(out) == wanted[1], step
+        shutil.rmtree(out)
 
 
 @pytest.fixture
@@ -428,18 +456,39 @@ def test_a_carried_file_that_changed_since_the_plan_is_refused_by_name(parent: P
     assert published(tmp_path / "out") == {}
 
 
-@pytest.mark.parametrize("file", [SHARDS[0], SHARDS[1]])
-def test_a_parent_file_that_changes_while_it_is_read_is_refused_by_name(
-    parent: Path, tmp_path: Path, file: str
-) -> None:
-    original = prepare(parent)
+@pytest.mark.parametrize("weights", ["model.layers.0.attn.{}.weight", "model.layers.0.mlp.{}.weight"])
+def test_a_parent_file_that_changes_while_it_is_read_is_refused_by_name(tmp_path: Path, weights: str) -> None:
+    """Whether its shard is rewritten or passed on; the other shards are left alone."""
+    parent = write_parent(tmp_path / "parent")
+    touched: list[str] = []
+    original = Source.__enter__
 
-    def meddle(count: int) -> None:
-        (parent / file).write_bytes((parent / file).read_bytes())
+    def meddle(source: Source) -> Source:
+        entered = original(source)
+        if source.path.name == file:
+            os.utime(source.path, ns=(1, 1))
+            touched.append(file)
+        return entered
 
-    with pytest.raises(CheckpointError, match=f"{file}: changed "):
-        run.build(original, tmp_path / "out", Settings(workers=1, kernel="numpy"), Watch(meddle))
+    file = SHARDS[0] if "attn" in weights else SHARDS[1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Source, "__enter__", meddle)
+        with pytest.raises(
+            CheckpointError, match=f"{file}: changed while it was read; let its writer finish"
+        ):
+            build(parent, tmp_path / "out", workers=1)
+    assert touched == [file]
     assert published(tmp_path / "out") == {}
+
+
+def test_a_parent_file_that_is_cut_while_it_is_read_is_refused_at_its_last_byte(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(100))
+    source = Source(path, file_stat(path)).__enter__()
+    os.truncate(path, 30)
+    with pytest.raises(CheckpointError, match="file: ends at byte 30, was cut while it was read"):
+        source.read(memoryview(bytearray(100)), 0)
+    os.close(source.fd)
 
 
 def test_a_read_error_names_file_and_place(

@@ -20,6 +20,7 @@ from safetensors import safe_open
 
 from kernels.block_fp8 import encoder
 from pipeline.container import read_header
+from pipeline.shardio import Buffers
 from pipeline.types import DTYPE_BITS
 from tests.pipeline.conftest import ROOT
 from tests.pipeline.parents import (
@@ -538,6 +539,27 @@ def test_a_source_weight_of_many_strips_is_encoded_as_one(tmp_path: Path) -> Non
     codes, scales = encoded(big, (8, 8))
     assert found["model.layers.1.mlp.down.weight"][2] == codes
     assert found["model.layers.1.mlp.down.weight_scale_inv"][2] == scales
+
+
+def test_no_buffer_grows_with_a_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strips, not tensors: twenty times the rows take the same buffers, of about a megabyte each."""
+    sizes: dict[str, int] = {}
+    original = Buffers.get
+
+    def noting(self: Buffers, name: str, size: int) -> memoryview:
+        sizes[name] = max(size, sizes.get(name, 0))
+        return original(self, name, size)
+
+    monkeypatch.setattr(Buffers, "get", noting)
+    seen = []
+    for rows in (1000, 20_000):
+        files = micro_tensors()
+        files[SHARDS[2]]["model.layers.1.mlp.down.weight"] = ("BF16", (rows, 700), bytes(rows * 1400))
+        files[SHARDS[1]]["model.embed.weight"] = ("BF16", (rows, 700), bytes(rows * 1400))
+        build(write_parent(tmp_path / f"parent{rows}", files), tmp_path / f"out{rows}")
+        seen.append(dict(sizes))
+    assert seen[0] == seen[1]
+    assert max(sizes.values()) <= 1 << 20
 
 
 def test_unindexed_scales_beside_an_older_index_are_taken_in(tmp_path: Path) -> None:

@@ -90,3 +90,13 @@ def test_digests_split_from_a_stream_are_those_of_the_tensors(tensors: list[byte
     assert splitter.digests() == {
         str(place): TensorHash(data).hexdigest() for place, data in enumerate(tensors)
     }
+
+
+def test_a_stream_that_does_not_fit_its_tensors_is_a_fault() -> None:
+    """Too long or too short: neither hangs nor passes."""
+    splitter = TensorSplitter([("a", 1), ("b", 3)])
+    splitter.update(memoryview(b"abc"))
+    with pytest.raises(AssertionError, match="the stream ended inside b"):
+        splitter.digests()
+    with pytest.raises(AssertionError, match="1 bytes belong to no tensor"):
+        splitter.update(memoryview(b"de"))

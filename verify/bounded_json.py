@@ -14,6 +14,7 @@ BYTES_MAX = 64 << 20  # the largest honest file, the manifest of 150,000 tensors
 VALUES_MAX = 1_500_000
 DIGITS_MAX = 40  # a longer number is no size, count or scale
 
+_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -29,7 +30,13 @@ def loads(data: bytes, bytes_max: int = BYTES_MAX) -> Any:
     if values > VALUES_MAX:
         raise BadJsonError(f"{values:,} values where at most {VALUES_MAX:,} are read")
     try:
-        return _decoder.decode(data.decode("utf-8"))
+        text = data.decode("utf-8")
+        value = _decoder.decode(text)
+        if _SURROGATE_ESCAPE.search(text):  # a pair of them is one character; UTF-8 refuses a lone one
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        return value
+    except UnicodeEncodeError:
+        raise BadJsonError("a lone surrogate in a string") from None
     except UnicodeDecodeError as error:
         raise BadJsonError(f"not UTF-8 at byte {error.start}") from None
     except RecursionError:
@@ -47,7 +54,7 @@ def text(quoted: str) -> str:
             value = json.loads(quoted)
         except ValueError as error:
             raise BadJsonError(str(error)) from None
-    if _SURROGATE.search(value):
+    if not value.isascii() and _SURROGATE.search(value):
         raise BadJsonError("a lone surrogate in a string")
     return str(value)
 
@@ -58,19 +65,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
         raise ValueError(f"the key {twice!r} twice in one object")
-    for key, item in pairs:
-        _no_surrogate(key)
-        _no_surrogate(item)
     return value
-
-
-def _no_surrogate(item: Any) -> None:
-    if isinstance(item, list):
-        for part in item:
-            if isinstance(part, str):
-                _no_surrogate(part)
-    elif isinstance(item, str) and not item.isascii() and _SURROGATE.search(item):
-        raise ValueError("a lone surrogate in a string")
 
 
 def _integer(digits: str) -> int:

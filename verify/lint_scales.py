@@ -174,7 +174,7 @@ def fused_global_scales(scene: Scene) -> Iterator[Finding]:
                 continue
             said = ", ".join(f"{member} {scale.value:.6g}" for member, scale in known)
             wrong = max(max(v / values[0], values[0] / v) for v in values)
-            got = f"{said}: with {known[0][0]}'s, another half decodes {wrong:.3g} times wrong"
+            got = f"{said}: with {known[0][0]}'s, another half decodes {wrong:.4g} times wrong"
             first = known[0][1].tensor
             yield Finding("fused-global-scale", first.file, f"{parent}.{group.fused}", f"one {leaf}", got)
 

@@ -118,7 +118,9 @@ def converted(child: Checkpoint, parent: Checkpoint, recipe: str | None, report:
         made_by = conversion.recipe if conversion is not None else recipe or "amax/1"
         block = block_of(linear, declared, manifest)
         if made_by not in RECIPES or scales.dtype != "F32":
-            report.add(Finding("recipe-unknown", linear.weight.file, name, " or ".join(RECIPES), made_by))
+            got = f"{made_by} with scales in {scales.dtype}"
+            expected = f"{' or '.join(RECIPES)} with scales in F32"
+            report.add(Finding("recipe-unknown", linear.weight.file, name, expected, got))
         elif scales.shape == (-(-linear.shape[0] // block[0]), -(-linear.shape[1] // block[1])):
             yield Weight(linear.weight, scales, theirs, block, made_by)
 

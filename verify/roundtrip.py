@@ -122,7 +122,10 @@ def pairs_of(child: Checkpoint, parent: Checkpoint, everything: bool) -> Iterato
     for linear in ours.values():
         if not can_decode(linear) or linear.weight is None or not _readable(child, linear):
             continue
-        name = renamed.get(linear.weight.name, linear.weight.name)
+        here = (
+            f"{linear.module}.weight" if linear.weight.name.endswith(".weight_packed") else linear.weight.name
+        )
+        name = renamed.get(here, here)
         their_linear = theirs.get(split_name(name)[0])
         if their_linear is not None and can_decode(their_linear) and their_linear.weight is not None:
             if not everything or their_linear.shape != linear.shape or not _readable(parent, their_linear):

@@ -5,15 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from verify.checkpoint import Checkpoint, Index
+from verify.checkpoint import SUFFIX, Checkpoint, Index
 from verify.findings import Finding
 
 _NUMBERED = re.compile(r"^(.*)-(\d{1,6})-of-(\d{1,6})\.safetensors$")
 
 
 def structure_faults(checkpoint: Checkpoint) -> Iterator[Finding]:
-    if not checkpoint.headers and not any(file.endswith(".safetensors") for file in checkpoint.files):
-        yield Finding("no-weights", checkpoint.source.where)
+    shards = [file for file in checkpoint.files if file.endswith(SUFFIX)]
+    if not any("/" not in file for file in shards) and not checkpoint.headers:
+        got = f"some in subfolders, such as {shards[0]}" if shards else "none"
+        yield Finding(
+            "no-weights", checkpoint.source.where, "", "safetensors files in the folder itself", got
+        )
     if checkpoint.index is not None:
         yield from _index_faults(checkpoint, checkpoint.index)
     elif any(_NUMBERED.match(file) for file in checkpoint.headers):

@@ -25,6 +25,8 @@ def pinned(
 
     The first exception of a thread stops the others and is raised here.
     """
+    if len(items) < 2:  # a thread would only cost
+        return [work(item, room()) for item in items]
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     for place in range(len(items)):
         waiting.put(place)
@@ -43,7 +45,7 @@ def pinned(
         except BaseException as error:
             crashed.append(error)
 
-    cpus = _cpus()[: max(1, min(THREADS_MAX, len(items)))]
+    cpus = _cpus()[:THREADS_MAX]
     threads = [threading.Thread(target=loop, args=(cpu,), daemon=True) for cpu in cpus]
     for thread in threads:
         thread.start()

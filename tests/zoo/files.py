@@ -132,6 +132,8 @@ INDEX_ROWS = damaged(
     ("file of another name forgotten", "nvfp4_parent", "stray-shard", _lose_odd_name),
     ("no index", "nvfp4_parent", "no-index", lambda f: (f / INDEX).unlink()),
     ("no weights", "plain", "no-weights", lambda f: (f / "model.safetensors").unlink()),
+    ("weights in a subfolder", "plain", "no-weights", lambda f: (
+        (f / "deep").mkdir(), (f / "model.safetensors").rename(f / "deep/model.safetensors"))[0]),
     ("shard renamed", "nvfp4_parent", "renamed-shard", _move(B, "model-2.safetensors")),
     ("index without total", "nvfp4_parent", "no-total-size", _json(INDEX, lambda i: i.pop("metadata") and None)),
     ("orphan of a cut save", "nvfp4_parent", "orphan-file", _text(".tmpAb12Cd", b"\0" * 9)),

@@ -348,6 +348,8 @@ def test_every_row_carries_the_runs_identity(runs):
     [
         (["record", "http://127.0.0.1:9", "-o", "x", *WITH], "is the server up"),
         (["record", "http://127.0.0.1:9", "-o", "x", "--protocol", SMALL], "make them with"),
+        (["record", "http://127.0.0.1:9", "-o", "x", *WITH, "--only", "scores"], "'scores' is not one of"),
+        (["record", "http://127.0.0.1:9", "-o", "x", *WITH, "--flag", "tp"], "give NAME=VALUE"),
         (["compare", "nowhere", "nowhere", *WITH], "no run here"),
         (["plan", "--protocol", "no-such"], "shipped are default, neutral, published"),
         (["plan", "--truth", "0.9"], "never passes"),

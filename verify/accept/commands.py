@@ -6,14 +6,14 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 from verify.accept.bound import remember_run
 from verify.accept.client import Client
 from verify.accept.identity import Identity, IdentityError, ask_identity, checkpoint_digest
-from verify.accept.items import Item, list_items
+from verify.accept.items import Item, Kind, list_items
 from verify.accept.protocol import Protocol, ProtocolError, read_protocol
 from verify.accept.runs import Run, RunError, read_run, stale_runs, start_run
 from verify.accept.tokens import Tokens, freeze, read_tokens, write_tokens
@@ -73,7 +73,7 @@ def freeze_command(url: str, protocol_name: str, key: str | None, out: str) -> N
     "--flag", "flags", multiple=True, metavar="NAME=VALUE", help="A flag of the server; repeatable."
 )
 @click.option(
-    "--only", multiple=True, metavar="KIND", help="Only these kinds, such as score or greedy; repeatable."
+    "--only", multiple=True, type=click.Choice(get_args(Kind)), help="Only these kinds; repeatable."
 )
 @click.option(
     "--equal-to", metavar="RUN", help="A run with speculation off; its first scores must come out equal."

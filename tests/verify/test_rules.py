@@ -42,3 +42,21 @@ def test_a_rule_is_named_by_id_in_any_case_or_by_slug() -> None:
 def test_the_catalogue_in_docs_is_made_from_the_table() -> None:
     """`python -m verify.catalogue` writes it."""
     assert (ROOT / CATALOGUE).read_text() == catalogue()
+
+
+def test_every_question_has_its_page_and_each_option_that_a_page_names_is_there() -> None:
+    from click.testing import CliRunner
+
+    from verify.commands import QUESTIONS, verify
+
+    pages = {
+        path.stem.removeprefix("verify-"): path.read_text() for path in (ROOT / "docs").glob("verify-*.md")
+    }
+    ours = set(QUESTIONS) - {"accept", "fit", "all", "sign"}
+    assert ours <= set(pages)
+    for question in ours:
+        shown = CliRunner().invoke(verify, [question, "--help"]).output
+        if question == "signature":
+            shown += CliRunner().invoke(verify, ["sign", "--help"]).output
+        named = set(re.findall(r"`(--[a-z-]+)", pages[question]))
+        assert {option for option in named if option not in shown} == set()

@@ -32,12 +32,22 @@ def draw(answer: Answer, path: Path) -> None:
     _bars(axes, rows)
     total = answer.card.total_bytes / GIB
     axes.axvline(total, color="black", linewidth=1)
-    axes.set_xlim(0, total * 1.04)
+    axes.set_xlim(_begin(rows, total), total * 1.01)
     axes.set_xlabel(f"GiB of {total:.2f} on one rank ({answer.card.name}); pale: up to the high end")
     axes.set_title(f"{answer.lane.name}, rung {answer.lane.rung}: {answer.verdict}")
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     pyplot.close(figure)
+
+
+def _begin(rows: list[tuple[str, int, int, str]], total: float) -> float:
+    """Where the axis begins: a kind that fills most of the card is cut, so that the others can be seen."""
+    end = 0.0
+    for _, low, _, _ in rows:
+        end += low / GIB
+        if low / GIB > 0.6 * total:
+            return float(int(end - 0.02 * total))
+    return 0.0
 
 
 def _bars(axes: Any, rows: list[tuple[str, int, int, str]]) -> None:

@@ -106,6 +106,7 @@ def test_command_is_the_flags(lane):
         "VLLM_KVQ_TILES": "8666",
         "VLLM_KVQ_SCALES": "fine",
         "VLLM_USE_DEEP_GEMM_E8M0": "0",
+        "VLLM_ENGINE_READY_TIMEOUT_S": "3600",
     }
 
 

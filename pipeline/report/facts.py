@@ -18,11 +18,13 @@ FORMAT = "shardmill/report/1"
 class Error:
     """What one weight, or all of a group, lost. The sums of squares let a reader add up groups of his own."""
 
-    stored: float | None  # relative, of the files as they are
+    stored: float | None  # relative, of the f32 values that codes and scales stand for
+    rounded: float | None  # relative, of those values rounded to the parent's dtype: 0 is bit for bit
     served: float | None  # relative, after the runtime re-rounded scales (pipeline.report.served)
     elements: int
     parent_squares: float | None  # sum of squares of the parent
     stored_squares: float | None  # sum of squares of child - parent
+    rounded_squares: float | None
     served_squares: float | None
     cosine: float | None  # as stored, like the rest
     largest: float | None  # of |child - parent|

@@ -11,6 +11,7 @@ from math import isfinite, sqrt
 
 import numpy as np
 
+from kernels.formats import F32, bf16_to_f32, f32_to_bf16
 from pipeline.report.facts import Error
 from pipeline.report.histogram import CODE_BINS, ERROR_BINS, Counts, code_counts, error_counts
 from pipeline.report.served import is_rerounded, reround
@@ -26,6 +27,7 @@ class Measure:
     """One weight against its parent, or a group of weights added up."""
 
     loss: Loss  # as stored, from verify.roundtrip
+    rounded_squares: float = 0.0
     served_squares: float = 0.0
     rerounded: bool = False
     stored_counts: Counts = field(default_factory=lambda: np.zeros(ERROR_BINS, np.int64))
@@ -37,10 +39,12 @@ class Measure:
         loss = self.loss
         return Error(
             stored=_number(loss.error),
+            rounded=_number(_relative(self.rounded_squares, loss.parent)),
             served=_number(_relative(self.served_squares, loss.parent)),
             elements=loss.elements,
             parent_squares=_number(loss.parent),
             stored_squares=_number(loss.difference),
+            rounded_squares=_number(self.rounded_squares),
             served_squares=_number(self.served_squares),
             cosine=_number(loss.cosine),
             largest=_number(loss.largest),
@@ -80,10 +84,10 @@ def measure_pair(pair: Pair, source: Source, parent: Source) -> Measure:
             want = values(pair.parent, theirs, first, last)
             measured.stored_counts += error_counts(stored, want)
             measured.code_counts += code_counts(codes)
+            measured.rounded_squares += _squares(_rounded(stored, pair.parent.tensor.dtype) - want)
             if measured.rerounded:
                 served = reround(stored, block)
-                away = (served - want).astype(np.float64)
-                measured.served_squares += float(np.square(away, out=away).sum())
+                measured.served_squares += _squares(served - want)
                 measured.served_counts += error_counts(served, want)
     if not measured.rerounded:
         measured.served_squares = measured.loss.difference
@@ -98,6 +102,7 @@ def together(name: str, measures: Iterable[Measure]) -> Measure | None:
         if added is None:
             added = Measure(Loss(name, each.loss.kind))
         added.loss.add(each.loss)
+        added.rounded_squares += each.rounded_squares
         added.served_squares += each.served_squares
     return added
 
@@ -110,6 +115,19 @@ def worst(measures: Mapping[str, Measure], count: int) -> list[str]:
         return (-error if error == error else -np.inf, name)
 
     return sorted(measures, key=rank)[:count]
+
+
+def _rounded(values: F32, dtype: str) -> F32:
+    """The values as a parent of this dtype would hold them."""
+    if dtype == "BF16":
+        return bf16_to_f32(f32_to_bf16(values))
+    return values.astype(np.float16).astype(np.float32) if dtype == "F16" else values
+
+
+def _squares(away: F32) -> float:
+    """Their sum in f64. Not by BLAS, whose threads would make its digits depend on the machine."""
+    wide = away.astype(np.float64)
+    return float(np.square(wide, out=wide).sum())
 
 
 def _relative(squares: float, parent_squares: float) -> float:

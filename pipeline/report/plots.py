@@ -10,6 +10,7 @@ import io
 import re
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeline.report import paint
@@ -113,16 +114,34 @@ def _bare(axes: Axes, end: float) -> None:
     axes.tick_params(length=0)
 
 
-Cells = Mapping[tuple[str, int | None], float | None]  # (family, layer) -> relative error
+Place = tuple[str, int | None]  # family, layer
 
 
-def cells(families: Sequence[Family], kind: str) -> dict[tuple[str, int | None], float | None]:
-    """Relative errors `stored` or `served` of each family in each layer."""
-    return {(family.name, at.layer): getattr(at.error, kind) for family in families for at in family.layers}
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One square of a heat map."""
+
+    error: float | None
+    exact: bool  # the parent's bits
+
+    @property
+    def words(self) -> str:
+        return percent(self.error) + (", the parent's bits" if self.exact else "")
+
+
+def cells(families: Sequence[Family], kind: str) -> dict[Place, Cell]:
+    """What each family lost in each layer, `stored` or `served`."""
+    return {
+        (family.name, at.layer): Cell(
+            getattr(at.error, kind), at.error.rounded == 0 and getattr(at.error, kind) == at.error.stored
+        )
+        for family in families
+        for at in family.layers
+    }
 
 
 def heat(families: Sequence[Family], kind: str, top: float, size: str) -> str:
-    """Families by layers, coloured by relative error from 0 to `top`; lossless cells have a colour of their own.
+    """Families by layers, coloured by relative error from 0 to `top`; exact cells have a colour of their own.
 
     Wide: layers run to the right. Narrow: they run down.
     """
@@ -130,18 +149,19 @@ def heat(families: Sequence[Family], kind: str, top: float, size: str) -> str:
     layers: list[int | None] = [*range(1 + max((layer or 0 for _, layer in shown), default=0))]
     layers += [None] * any(layer is None for _, layer in shown)
     across = size == "wide"
-    unit = 0.155 if across else 0.125
-    inches = unit * len(families) * 1.5 + 0.5 if across else unit * len(layers) + 1.35
+    inches = 0.235 * len(families) + 0.5 if across else 0.125 * len(layers) + 1.35
     titles = {}
     with _Drawing(size, inches) as (figure, axes):
         for row, family in enumerate(families):
             for column, layer in enumerate(layers):
-                if (family.name, layer) in shown:
-                    value = shown[family.name, layer]
+                cell = shown.get((family.name, layer))
+                if cell is not None:
                     gid = f"{kind}-{row}-{column}"
-                    at = (column, row) if across else (row, column)
-                    axes.add_patch(_cell(at, value, top, gid, wide_gap=layer is None, across=across))
-                    titles[gid] = f"{printable(family.name)}, {_layer_name(layer)}: {percent(value)}"
+                    # What lies outside of any layer stands a little apart.
+                    along = column + (layer is None)
+                    at = (along, row) if across else (row, along)
+                    axes.add_patch(_square(at, _heat_colour(cell, top), gid))
+                    titles[gid] = f"{printable(family.name)}, {_layer_name(layer)}: {cell.words}"
         _heat_axes(axes, families, layers, across)
         return _svg(figure, f"heat-{kind}-{size}", titles)
 
@@ -150,25 +170,20 @@ def _layer_name(layer: int | None) -> str:
     return "outside the layers" if layer is None else f"layer {layer}"
 
 
-def _cell(
-    at: tuple[int, int], value: float | None, top: float, gid: str, wide_gap: bool, across: bool
-) -> Any:
+def _square(at: tuple[int, int], colour: str, gid: str) -> Any:
     from matplotlib.patches import Rectangle
 
-    x, y = at
-    if wide_gap:  # the weights outside any layer stand a little apart
-        x, y = (x + 1, y) if across else (x, y + 1)
-    cell = Rectangle((x, y), 1, 1, facecolor=_heat_colour(value, top), edgecolor=paint.PAPER, linewidth=0.9)
-    cell.set_gid(gid)
-    return cell
+    square = Rectangle(at, 1, 1, facecolor=colour, edgecolor=paint.PAPER, linewidth=0.9)
+    square.set_gid(gid)
+    return square
 
 
-def _heat_colour(value: float | None, top: float) -> str:
-    if value is None:
+def _heat_colour(cell: Cell, top: float) -> str:
+    if cell.error is None:
         return paint.SERVED
-    if value == 0:
+    if cell.exact:
         return paint.EXACT
-    return paint.HEAT[min(int(value / top * paint.HEAT_STEPS), paint.HEAT_STEPS - 1)]
+    return paint.HEAT[min(int(cell.error / top * paint.HEAT_STEPS), paint.HEAT_STEPS - 1)]
 
 
 def _heat_axes(axes: Axes, families: Sequence[Family], layers: Sequence[int | None], across: bool) -> None:

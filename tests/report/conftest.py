@@ -1,4 +1,4 @@
-"""A built checkpoint of three families of real block sizes, its facts, and the report of the real layout."""
+"""A built checkpoint of families with real block sizes, its facts, and the report of the real layout."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from kernels.formats import E4M3_VALUES, f32_to_bf16
 from pipeline.report.facts import Facts
 from pipeline.report.gather import gather
-from tests.pipeline.parents import Tensors, bf16, build, write_parent
+from tests.pipeline.parents import Tensor, Tensors, bf16, build, rng, write_parent
 from tests.report.real import real_facts
 from verify.source import Folder
 
@@ -39,6 +41,14 @@ block = [128, 128]
 expect = 2
 
 [[family]]
+name = "native"
+match = "model.layers.*.native.weight"
+action = "quantize"
+block = [128, 128]
+numerics = "recover/1"
+expect = 1
+
+[[family]]
 name = "left alone"
 match = ["model.layers.*.little.weight", "lm_head.weight"]
 action = "quantize"
@@ -53,12 +63,26 @@ reason = "vectors: <i>no</i> Linear"
 """
 
 
+def native(name: str, rows: int, cols: int) -> Tensor:
+    """A BF16 copy [rows, cols] of block FP8: codes times one scale a block of [128,128], rounded."""
+    drawn = rng(name)
+    codes = (
+        drawn.integers(0, 127, (rows, cols), dtype=np.uint8)
+        | drawn.integers(0, 2, (rows, cols), np.uint8) << 7
+    )
+    codes[::128, ::128] = 0x7E  # 448: a block uses its whole range
+    scales = drawn.uniform(1e-5, 1e-3, (-(-rows // 128), -(-cols // 128))).astype(np.float32)
+    values = E4M3_VALUES[codes] * np.kron(scales, np.ones((128, 128), np.float32))[:rows, :cols]
+    return "BF16", (rows, cols), f32_to_bf16(values).tobytes()
+
+
 def small_tensors() -> dict[str, Tensors]:
     """File -> tensors; the second file converts nothing."""
     converted = {
         "lm_head.weight": bf16("head", 40, 64),
         **{f"model.layers.{layer}.big.weight": bf16(f"big{layer}", 192, 256) for layer in range(2)},
         "model.layers.1.little.weight": bf16("little", 64, 70),
+        "model.layers.1.native.weight": native("native", 192, 256),
     }
     return {SHARDS[0]: converted, SHARDS[1]: {"model.layers.0.norm.weight": bf16("norm", 8)}}
 

@@ -67,7 +67,7 @@ def test_a_missing_shard_is_a_finding_of_the_report(small: tuple[Path, Path], tm
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
     assert told["lint"]["status"] == "error"
-    assert [weight["error"] for weight in told["weights"]] == [None] * 4
+    assert [weight["error"] for weight in told["weights"]] == [None] * 5
 
 
 def test_it_never_writes_into_the_checkpoint(small: tuple[Path, Path]) -> None:

@@ -70,7 +70,12 @@ def test_a_checkpoint_alone_tells_all_but_the_errors(facts: Facts, facts_alone: 
     """Its README knows the sizes before; nothing pretends to have compared weights."""
     assert not facts_alone.compared
     assert facts_alone.parent_tensor_bytes == facts.parent_tensor_bytes
-    assert [family.reason for family in facts_alone.families] == [None, None, "vectors: <i>no</i> Linear"]
+    assert [family.reason for family in facts_alone.families] == [
+        None,
+        None,
+        None,
+        "vectors: <i>no</i> Linear",
+    ]
     assert all(weight.error is None for weight in facts_alone.weights)
     assert all(family.error is None and not family.layers for family in facts_alone.families)
     assert facts_alone.worst == ()
@@ -86,6 +91,7 @@ def test_an_edited_readme_is_not_believed(small: tuple[Path, Path], tmp_path: Pa
     assert not facts.families_known
     assert [(family.name, family.reason) for family in facts.families] == [
         ("left alone", None),
+        ("native", None),
         ("re-rounded", None),
     ]
     believed = gather(Folder(out), Folder(parent))

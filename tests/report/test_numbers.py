@@ -36,7 +36,7 @@ def test_each_weight_s_error_is_the_one_that_verify_roundtrip_measures(
     )
     judged = {pair.name: loss_of(pair, out, parent).error for pair in pairs}
     assert {weight.name: weight.error and weight.error.stored for weight in facts.weights} == judged
-    assert len(judged) == 4
+    assert len(judged) == 5
 
 
 def test_each_family_s_error_stands_in_what_verify_roundtrip_prints(
@@ -63,7 +63,7 @@ def test_the_sums_of_a_family_s_weights_give_its_error(facts: Facts) -> None:
         errors = [weight.error for weight in facts.weights if weight.family == family.name and weight.error]
         if errors:
             assert family.error is not None
-            for kind in ("stored", "served"):
+            for kind in ("stored", "rounded", "served"):
                 squares = sum(getattr(error, f"{kind}_squares") for error in errors)
                 relative = math.sqrt(squares / sum(error.parent_squares or 0 for error in errors))
                 assert getattr(family.error, kind) == pytest.approx(relative, rel=1e-12)
@@ -76,17 +76,29 @@ def test_a_layer_has_the_error_of_its_weights(facts: Facts) -> None:
         assert {(family.name, at.layer): at.error for at in family.layers}.items() <= by_place.items()
         layers = [at.layer for at in family.layers]
         assert layers == sorted(layers, key=lambda layer: (layer is None, layer))
-    assert [at.layer for family in facts.families for at in family.layers] == [0, 1, 1, None]
+    assert [at.layer for family in facts.families for at in family.layers] == [0, 1, 1, 1, None]
 
 
 def test_what_the_runtime_leaves_alone_is_served_as_stored(facts: Facts) -> None:
     """Only the [128,128] weights are re-rounded, and that costs."""
     for weight in facts.weights:
         assert weight.error is not None
-        assert weight.rerounded == (weight.family == "re-rounded")
+        assert weight.rerounded == (weight.block == (128, 128))
         assert (weight.error.served == weight.error.stored) == (not weight.rerounded)
         assert weight.error.served is not None
         assert 0.02 < weight.error.served < 0.05
+
+
+def test_exact_blocks_leave_no_error_but_the_parent_s_own_rounding(facts: Facts) -> None:
+    """Rounded to the parent's dtype a recovered weight is the parent's, bit for bit, and no other is."""
+    for weight in facts.weights:
+        assert weight.error is not None
+        assert (weight.error.rounded == 0) == (weight.family == "native")
+    [family] = [family for family in facts.families if family.name == "native"]
+    assert (family.exact_blocks, family.blocks) == (4, 4)
+    assert family.error is not None
+    assert family.error.stored is not None
+    assert 0.001 < family.error.stored < 0.002
 
 
 def test_as_served_is_one_rounding_of_the_stored_value_by_the_runtime_s_scale(

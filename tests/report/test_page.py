@@ -150,15 +150,16 @@ def test_the_card_holds_the_published_figures_of_the_real_layout(real: Facts) ->
     assert "Tensor data: 186,129,041,784 bytes (173.35 GiB), the parent's 194,644,952,184" in card
     assert "; 150,775 tensors." in card
     assert "| KDA q/k/v + b/f_a/g_a | [32,32] | amax/1 | 204 | 6.46 GiB | 3.24 GiB |" in card
-    assert "| recover/1 | 36 | 768.0 MiB | 384.1 MiB | 0 % | 2.565 % | 24,576 of 24,576 |" in card
+    assert "| recover/1 | 36 | 768.0 MiB | 384.1 MiB | 0.151 % | 0 % | 2.565 % | 24,576 of 24,576 |" in card
 
 
-def test_lossless_layers_have_a_colour_of_their_own(real: Facts) -> None:
+def test_exact_layers_have_a_colour_of_their_own(real: Facts) -> None:
     measured = [family for family in real.families if family.layers]
     svg = heat(measured, "stored", heat_top(measured), "wide")
-    lossless = [value for value in cells(measured, "stored").values() if value == 0]
-    assert len(lossless) == 12 + 46
-    assert len(re.findall(r"fill: var\(--exact\)", svg)) == len(lossless)
+    assert sum(cell.exact for cell in cells(measured, "stored").values()) == 12 + 46
+    assert len(re.findall(r"fill: var\(--exact\)", svg)) == 12 + 46
+    assert svg.count(", the parent&#x27;s bits") == 12 + 46
+    assert not any(cell.exact for cell in cells(measured, "served").values())
     assert svg.count("<title>") == sum(len(family.layers) for family in measured)
 
 
@@ -178,6 +179,6 @@ def test_ranges_and_counts_read_as_sentences(real: Facts) -> None:
     converted = [family for family in real.families if family.recipes]
     assert error_range([], "stored") == ""
     assert error_range(converted[:1], "stored") == f"{100 * (converted[0].error.stored or 0):.3f}\u00a0%"  # type: ignore[union-attr]
-    assert error_range(converted, "stored").startswith("0–2.6")
+    assert error_range(converted, "stored").startswith("0.15")
     assert told_findings(()) == ["clean", "no findings"]
     assert told_findings(real.lint.rules) == [f"{FINDINGS:,} warnings"]

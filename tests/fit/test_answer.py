@@ -32,8 +32,7 @@ LANE = Lane(
     images=1,
     captures=(1, 2),
     rung="8666",
-    indexer_logits_mib=64,
-    bounded_indexer=True,
+    indexer_mib=64,
 )
 
 
@@ -107,8 +106,8 @@ def test_the_indexer_is_bounded_by_its_cap_and_not_by_context():
     def indexer(lane: Lane) -> int:
         return sum(t.high for t in scratch_terms(SHAPE, lane, block_fp8=True) if t.name.startswith("indexer"))
 
-    stock = replace(LANE, indexer_logits_mib=512, bounded_indexer=False)
-    assert indexer(LANE) == indexer(replace(LANE, max_model_len=1 << 20)) == 128 * MIB
+    stock = replace(LANE, indexer_mib=0)
+    assert indexer(LANE) == indexer(replace(LANE, max_model_len=1 << 20)) == 64 * MIB
     assert indexer(stock) == (512 + 264) * MIB
     assert indexer(replace(stock, max_model_len=1 << 20)) == (512 + 528) * MIB
 

@@ -199,6 +199,7 @@ def test_a_folder_without_config_exits_1_with_a_sentence(tmp_path, lane):
         ("serve = 1", r"\[serve\] must be a table"),
         ('[serve]\nmax_model_len = "long"', "max_model_len must be an integer"),
         ("[serve]\nmax_num_seqs = 0", "max_num_seqs must be at least 1"),
+        ('[env]\nVLLM_KVQ_INDEXER_MIB = "many"', "VLLM_KVQ_INDEXER_MIB must be a whole number"),
         ('[kv]\nrung = "9999"', "rung must be one of stock, 8888"),
     ],
 )
@@ -207,6 +208,13 @@ def test_a_faulty_lane_is_refused_by_file_and_key(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(LaneError, match=message):
         read_lane(path)
+
+
+def test_the_lanes_environment_sizes_the_plugins_scratch(tmp_path):
+    path = tmp_path / "lane.toml"
+    path.write_text('[env]\nVLLM_KVQ_INDEXER_MIB = "0"\nVLLM_KVQ_STAGE_MIB = "32"\n')
+    lane = read_lane(path)
+    assert (lane.indexer_mib, lane.logits_mib, lane.stage_mib) == (0, 512, 32)
 
 
 def test_every_lane_of_the_project_is_read():

@@ -42,8 +42,9 @@ class Lane:
     images: int = 0
     rung: str = "stock"
     state_dtype: str = "auto"
-    indexer_logits_mib: int = 512
-    bounded_indexer: bool = False
+    indexer_mib: int = 0  # scratch of the plugin's bounded indexer; 0 is vLLM's own, which grows with context
+    logits_mib: int = 512  # vLLM's cap on the logits of its own indexer
+    stage_mib: int = 64  # scratch into which packed rows are restaged
     sm: int = 120
 
     def __post_init__(self) -> None:
@@ -87,7 +88,6 @@ def read_lane(path: Path) -> Lane:
         raise LaneError(f"{path}: cannot be read as TOML: {error}") from None
     serve, kv, env = _table(path, data, "serve"), _table(path, data, "kv"), _table(path, data, "env")
     rung = str(kv.get("rung", "stock"))
-    logits = serve.get("indexer_logits_mib", env.get("VLLM_SPARSE_INDEXER_MAX_LOGITS_MB"))
     return Lane(
         name=str(data.get("name", path.stem)),
         tensor_parallel=_integer(path, serve, "tensor_parallel_size", 1),
@@ -106,8 +106,9 @@ def read_lane(path: Path) -> Lane:
         images=_integer(path, _table(path, serve, "limit_mm_per_prompt"), "image", 0),
         rung=rung,
         state_dtype=str(serve.get("mamba_ssm_cache_dtype", "auto")),
-        indexer_logits_mib=int(logits) if logits is not None else 64,
-        bounded_indexer=bool(serve.get("bounded_indexer", True)),
+        indexer_mib=_setting(path, env, "VLLM_KVQ_INDEXER_MIB", 64),
+        logits_mib=_setting(path, env, "VLLM_SPARSE_INDEXER_MAX_LOGITS_MB", 512),
+        stage_mib=_setting(path, env, "VLLM_KVQ_STAGE_MIB", 64),
     )
 
 
@@ -126,6 +127,14 @@ def _table(path: Path, data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise LaneError(f"{path}: [{key}] must be a table, got {value!r}")
     return value
+
+
+def _setting(path: Path, env: Mapping[str, Any], name: str, default: int) -> int:
+    """An integer of the lane's environment, where numbers are written as text."""
+    value = str(env.get(name, default))
+    if not value.isdigit():
+        raise LaneError(f"{path}: env.{name} must be a whole number of MiB, got {value!r}")
+    return int(value)
 
 
 def _integer(path: Path, table: Mapping[str, Any], key: str, default: int | None) -> int:

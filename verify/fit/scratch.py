@@ -21,10 +21,9 @@ Standing = Literal["derived", "measured by others", "guess"]
 
 INDEX_ENTRY_SCALE_BYTES = 4
 CANONICAL_ROW_BYTES = 656
-RESTAGE_CHUNK_BYTES = 64 * MIB  # a prefill restages its top-k rows in chunks of about this size
 TOPK_ROWS = 2176  # 2,048 chosen tokens and the open pool, rounded up to 128
 BLOCK_FP8_PATH_BYTES = int(0.80 * GIB)
-REMAINDER_BYTES = int(1.67 * GIB)
+REMAINDER_BYTES = int(1.795 * GIB)
 NON_TORCH_BYTES = (int(0.05 * GIB), int(0.15 * GIB))
 
 
@@ -77,28 +76,24 @@ def scratch_terms(shape: Shape, lane: Lane, *, block_fp8: bool) -> list[Term]:
 
 
 def _indexer(shape: Shape, lane: Lane) -> list[Term]:
-    """Logits [rows, pools] f32 and the gathered keys. vLLM caps the logits but sizes the gather by context."""
+    """The plugin's indexer has a budget. vLLM's own caps its logits [rows, pools] f32 and gathers keys by context."""
     sparse = shape.sparse
     if sparse is None:
         return []
-    cap = lane.indexer_logits_mib * MIB
+    if lane.indexer_mib:
+        budget = lane.indexer_mib * MIB
+        return [
+            Term("indexer scratch", budget, budget, "derived", "VLLM_KVQ_INDEXER_MIB, whatever the context")
+        ]
+    cap = lane.logits_mib * MIB
     logits = min(lane.batched_tokens * ceil_div(lane.max_model_len, sparse.pool) * 4, cap)
-    entry = sparse.index_dim + INDEX_ENTRY_SCALE_BYTES
     factor = 5 if lane.max_model_len <= 256 * 1024 else 2
-    gather = lane.max_model_len * 8 * factor // sparse.pool * entry
-    if lane.bounded_indexer:
-        gather = min(gather, cap)
-    standing: Standing = "derived"
+    entries = lane.max_model_len * 8 * factor // sparse.pool
+    gather = entries * (sparse.index_dim + INDEX_ENTRY_SCALE_BYTES)
     return [
+        Term("indexer logits", logits, cap, "derived", "rows x pools x 4 B; the profiler reserves the cap"),
         Term(
-            "indexer logits",
-            logits,
-            cap,
-            standing,
-            "rows x pools x 4 B, capped; the profiler reserves the cap",
-        ),
-        Term(
-            "indexer gather", gather, gather, standing, "max_model_len x 8 x factor / pool entries of 132 B"
+            "indexer gather", gather, gather, "derived", "max_model_len x 8 x factor / pool entries of 132 B"
         ),
     ]
 
@@ -109,7 +104,7 @@ def _restage(shape: Shape, lane: Lane) -> list[Term]:
     if sparse is None or lane.rung in ("stock", "8888") or row_bytes(sparse, lane) == CANONICAL_ROW_BYTES:
         return []
     decode = lane.decode_tokens * TOPK_ROWS * CANONICAL_ROW_BYTES
-    high = max(decode, 2 * RESTAGE_CHUNK_BYTES)
+    high = max(decode, lane.stage_mib * MIB)
     return [
         Term("rows restaged", decode, high, "derived", "decode tokens x 2,176 x 656 B; prefill in chunks")
     ]
@@ -172,7 +167,7 @@ def _remainder(shape: Shape, lane: Lane) -> Term:
     """What the published system used beyond the terms above, left as the upper end: allocator slack and copies.
 
     At 524,288 tokens with a bounded indexer it used 90.63 GiB but the context and the pin at its deepest dip (110 MiB
-    free); by headers 87.02 GiB of that are weights, and the terms above reach 2.0 at their high ends. It also served
+    free); by headers 87.02 GiB of that are weights, and the terms above reach 1.84 at their high ends. It also served
     262,144 tokens with four times the batch under the same pin, so the rest is taken as growing with context alone.
     """
     high = int(REMAINDER_BYTES * lane.max_model_len / 524_288) if shape.sparse else GIB // 4

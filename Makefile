@@ -60,7 +60,7 @@ report-shots: $(READY) ## screenshots of the report's page, to be looked at (nee
 	$(BIN)/python -m tests.report.shots build/report-shots
 
 test: $(READY) ## the test suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto
 
 bench: $(READY) ## measure builds, kernels and plans against a plain copy; minutes, wants a quiet machine
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[fast]'

@@ -74,13 +74,13 @@ class RowLayout:
         `scales` names the policy apart from the tag. Without either the rung's default holds: stock for the
         rungs that stock vLLM could read (656, 8888), fine for the others. An unknown tag is a ValueError.
         """
-        rung, _, policy = tag.partition("-")
+        rung, dash, policy = tag.partition("-")
         if rung not in _RUNGS:
             raise ValueError(f"unknown KV row format {tag!r}; known rungs: {', '.join(_RUNGS)}")
-        chosen = policy or scales or _RUNGS[rung][0]
+        chosen = policy if dash else scales or _RUNGS[rung][0]
         if chosen not in ("stock", "fine"):
             raise ValueError(f"unknown scale policy {chosen!r} in {tag!r}; known policies: stock, fine")
-        if policy and scales and policy != scales:
+        if dash and scales and policy != scales:
             raise ValueError(f"the tag {tag!r} and the scale policy {scales!r} disagree")
         return cls(rung, "stock" if chosen == "stock" else "fine", *_RUNGS[rung][1:])
 

@@ -30,48 +30,83 @@ def restage_kernel(
 ):
     """Row r of out (656 bytes) = the restaged row index[r], or with INDEX_ROWS row r of the listed pages.
 
-    Every byte of a row is written, the rotary slot with zeros: a row with a hole costs more than a whole one. A
-    negative index leaves its row of `out` as it was.
+    A program is one warp and R rows, whose loads are all under way before the first is needed. Every byte of a
+    row is written, the rotary slot with zeros: a row with a hole costs more than a whole one. A negative index
+    leaves its row of `out` as it was.
     """
-    row = tl.program_id(0) * R + tl.arange(0, R)
-    live = row < rows
+    parts = ()
+    for i in tl.static_range(R):
+        row = tl.program_id(0) * R + i
+        source = _source(index, row, rows, INDEX_ROWS)
+        at = cache + row_offset(source, page_words, ROW_WORDS, PAGE_ROWS)
+        loaded = _load_row(at, source >= 0, FP8_TILES, GROUP, NIBBLE, EXPONENT, SCALE, DROP)
+        parts += ((source >= 0, loaded),)
+    for i in tl.static_range(R):
+        ok, loaded = parts[i]
+        to = out + (tl.program_id(0) * R + i).to(tl.int64) * CANONICAL_WORDS
+        _store_row(to, ok, loaded, FP8_TILES, GROUP, PTX)
+
+
+@triton.jit
+def _source(index, row, rows, INDEX_ROWS: tl.constexpr):
+    """The row number (int32) behind output row `row`; -1 for none."""
     if INDEX_ROWS == 0:
-        source = tl.load(index + row, mask=live, other=-1)
+        return tl.load(index + row, mask=row < rows, other=-1)
     else:
-        page = tl.load(index + row // INDEX_ROWS, mask=live, other=-1)
-        source = tl.where(page < 0, -1, page * INDEX_ROWS + row % INDEX_ROWS)
-    ok = source >= 0
-    at = row_offset(source, page_words, ROW_WORDS, PAGE_ROWS)
-    to = row.to(tl.int64) * CANONICAL_WORDS
-    unit = tl.arange(0, 32)[None, :]
-    k = (unit * 4)[:, :, None] + tl.arange(0, 4)[None, None, :]
-    tile = tl.arange(0, 4)[None, :]
-    scale = tl.load(cache + at[:, None] + SCALE + tile, mask=ok[:, None], other=0)
+        page = tl.load(index + row // INDEX_ROWS, mask=row < rows, other=-1)
+        return tl.where(page < 0, -1, page * INDEX_ROWS + row % INDEX_ROWS)
+
+
+@triton.jit
+def _load_row(
+    at,
+    ok,
+    FP8_TILES: tl.constexpr,
+    GROUP: tl.constexpr,
+    NIBBLE: tl.constexpr,
+    EXPONENT: tl.constexpr,
+    SCALE: tl.constexpr,
+    DROP: tl.constexpr,
+):
+    """The parts of the row at `at`: fp8 words, nibble words, exponent words, drops, and its tail.
+
+    The tail is the last 144 bytes of a canonical row, 4 words a lane: the scales in lane 0, zeros elsewhere.
+    """
+    unit = tl.arange(0, 32)
+    four = unit[:, None] * 4 + tl.arange(0, 4)[None, :]
+    tail = tl.load(at + SCALE + four, mask=ok & (four < 4), other=0)
     if FP8_TILES == 4:
-        codes = tl.load(cache + at[:, None, None] + k, mask=ok[:, None, None], other=0)
-        tl.store(out + to[:, None, None] + k, codes, mask=ok[:, None, None])
+        codes = tl.load(at + four, mask=ok, other=0)
+        return codes, codes, unit, unit, tail
     else:
-        six = ok[:, None] & (unit >= 8 * FP8_TILES)
         v = unit - 8 * FP8_TILES
-        pair = tl.arange(0, 2)[None, None, :]
-        nibbles = tl.load(
-            cache + at[:, None, None] + NIBBLE + v[:, :, None] * 2 + pair, mask=six[:, :, None], other=0
-        )
-        exponents = tl.load(cache + at[:, None] + EXPONENT + v, mask=six, other=0)
-        drops = tl.load(cache + at[:, None] + DROP + v // GROUP, mask=six, other=0)
+        six = ok & (v >= 0)
+        two = v[:, None] * 2 + tl.arange(0, 2)[None, :]
+        nibbles = tl.load(at + NIBBLE + two, mask=ok & (two >= 0), other=0)
+        exponents = tl.load(at + EXPONENT + v, mask=six, other=0)
+        drops = tl.load(at + DROP + v // GROUP, mask=six, other=0) >> ((unit % GROUP) * (32 // GROUP))
+        fp8 = tl.load(at + unit, mask=ok, other=0) if FP8_TILES > 0 else unit
+        return fp8, nibbles, exponents, drops, tail
+
+
+@triton.jit
+def _store_row(to, ok, loaded, FP8_TILES: tl.constexpr, GROUP: tl.constexpr, PTX: tl.constexpr):
+    fp8, nibbles, exponents, drops, tail = loaded
+    unit = tl.arange(0, 32)
+    four = unit[:, None] * 4 + tl.arange(0, 4)[None, :]
+    if FP8_TILES == 4:
+        tl.store(to + four, fp8, mask=ok)
+    else:
         if FP8_TILES > 0:
-            for t in tl.static_range(FP8_TILES):
-                raw = tl.load(cache + at[:, None] + 32 * t + unit, mask=ok[:, None], other=0)
-                tl.store(out + to[:, None] + 32 * t + unit, raw, mask=ok[:, None])
-        codes = _restaged_unit(nibbles, exponents, drops >> ((unit % GROUP) * (32 // GROUP)), GROUP, PTX)
-        tl.store(out + to[:, None, None] + k, codes, mask=six[:, :, None])
-    tl.store(out + to[:, None] + 128 + tile, scale, mask=ok[:, None])
-    tl.store(out + to[:, None] + 132 + unit, tl.zeros([R, 32], tl.int32), mask=ok[:, None])
+            tl.store(to + unit, fp8, mask=ok)
+        codes = _restaged_unit(nibbles, exponents, drops, GROUP, PTX)
+        tl.store(to + four, codes, mask=ok & (four >= 32 * FP8_TILES))
+    tl.store(to + 128 + four, tail, mask=ok & (four < 36))
 
 
 @triton.jit
 def _restaged_unit(nibbles, exponents, drops, GROUP: tl.constexpr, PTX: tl.constexpr):
-    """A unit's nibble words [R, 32, 2], exponent word and drops (lowest bits) -> its 16 E4M3 bytes, [R, 32, 4]."""
+    """Nibble words [32, 2], exponent words and drops (lowest bits) of the units -> their E4M3 words [32, 4]."""
     n01, n23 = tl.split(nibbles)
     d0 = drops & 3
     if GROUP == 8:

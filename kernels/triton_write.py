@@ -72,9 +72,9 @@ def _largest(w0, w1, NUMBERS: tl.constexpr, PTX: tl.constexpr):
 
 @triton.jit
 def _tile_max(bits):
-    """int32 [R, 32] -> each tile's maximum in all of its 8 units, [R, 32]."""
-    tile = tl.max(tl.reshape(bits, [bits.shape[0], 4, 8]), 2)
-    return tl.reshape(tl.broadcast_to(tile[:, :, None], [bits.shape[0], 4, 8]), [bits.shape[0], 32])
+    """int32 [32] -> each tile's maximum in all of its 8 units, [32]."""
+    tile = tl.max(tl.reshape(bits, [4, 8]), 1)
+    return tl.reshape(tl.broadcast_to(tile[:, None], [4, 8]), [32])
 
 
 @triton.jit
@@ -196,73 +196,6 @@ def _quantise(
 
 
 @triton.jit
-def _latent_words(x, order, offset, ok, SPREAD: tl.constexpr):
-    """The 8 words (16 bf16) of each unit of R rows, each [R, 32]; with SPREAD element k is column order[k]."""
-    unit = tl.arange(0, 32)[None, :, None]
-    k = tl.arange(0, 4)[None, None, :]
-    at = offset[:, None, None]
-    live = ok[:, None, None]
-    if SPREAD:
-        # x is read as 16-bit words here; the row lies in L1 after its first columns.
-        w = ()
-        for half in tl.static_range(2):
-            even = tl.load(order + unit * 16 + half * 8 + 2 * k)
-            odd = tl.load(order + unit * 16 + half * 8 + 2 * k + 1)
-            low = tl.load(x + at * 2 + even, mask=live, other=0).to(tl.int32) & 0xFFFF
-            high = tl.load(x + at * 2 + odd, mask=live, other=0).to(tl.int32) << 16
-            w += split4(low | high)
-        return w
-    else:
-        first = tl.load(x + at + unit * 8 + k, mask=live, other=0)
-        second = tl.load(x + at + unit * 8 + 4 + k, mask=live, other=0)
-        return split4(first) + split4(second)
-
-
-@triton.jit
-def _store_nibbles(
-    cache, at, ok, c0, c1, c2, c3, FP8_TILES: tl.constexpr, NIBBLE: tl.constexpr, EXPONENT: tl.constexpr
-):
-    """Four words of E2M3 codes (one a byte, sign at bit 7) of each unit -> its nibble and exponent words."""
-    unit = tl.arange(0, 32)[None, :]
-    six = ok[:, None] & (unit >= 8 * FP8_TILES)
-    n0 = (c0 & 0x07070707) | ((c0 >> 4) & 0x08080808)
-    n1 = ((c1 & 0x07070707) << 4) | (c1 & -0x7F7F7F80)
-    n2 = (c2 & 0x07070707) | ((c2 >> 4) & 0x08080808)
-    n3 = ((c3 & 0x07070707) << 4) | (c3 & -0x7F7F7F80)
-    nibbles = tl.join(n0 | n1, n2 | n3)
-    words = (unit - 8 * FP8_TILES)[:, :, None] * 2 + tl.arange(0, 2)[None, None, :]
-    tl.store(cache + at[:, None, None] + NIBBLE + words, nibbles, mask=six[:, :, None])
-    exponents = (
-        ((c0 >> 3) & 0x03030303)
-        | ((c1 >> 1) & 0x0C0C0C0C)
-        | ((c2 << 1) & 0x30303030)
-        | ((c3 << 3) & -0x3F3F3F40)
-    )
-    tl.store(cache + at[:, None] + EXPONENT + unit - 8 * FP8_TILES, exponents, mask=six)
-
-
-@triton.jit
-def _store_drops(
-    cache, at, ok, drops, FP8_TILES: tl.constexpr, GROUP: tl.constexpr, DROP: tl.constexpr, PAD: tl.constexpr
-):
-    """Each unit's drops (4 bits, or 8 with groups of 4) side by side in words; PAD more words of zero."""
-    R: tl.constexpr = drops.shape[0]
-    PER_WORD: tl.constexpr = GROUP
-    WORDS: tl.constexpr = 32 // PER_WORD
-    shift = tl.arange(0, PER_WORD) * (32 // PER_WORD)
-    word = tl.sum(tl.reshape(drops, [R, WORDS, PER_WORD]) << shift[None, None, :], 2)
-    first: tl.constexpr = FP8_TILES * 8 // PER_WORD
-    k = tl.arange(0, WORDS)[None, :]
-    tl.store(cache + at[:, None] + DROP + k - first, word, mask=ok[:, None] & (k >= first))
-    if PAD:
-        tl.store(
-            cache + at[:, None] + DROP + WORDS - first + k,
-            tl.zeros([R, WORDS], tl.int32),
-            mask=ok[:, None] & (k < PAD),
-        )
-
-
-@triton.jit
 def write_kernel(
     x,
     order,
@@ -284,14 +217,52 @@ def write_kernel(
     PTX: tl.constexpr,
     R: tl.constexpr,
 ):
-    """Row r of x (bf16 [rows, 512] as words) -> row slots[r] of the cache; a negative slot is skipped."""
-    row = tl.program_id(0) * R + tl.arange(0, R)
-    slot = tl.load(slots + row, mask=row < rows, other=-1).to(tl.int32)
-    ok = slot >= 0
-    words = _latent_words(x, order, row.to(tl.int64) * x_row_words, ok, SPREAD)
-    unit = tl.arange(0, 32)[None, :]
-    six = unit >= 8 * FP8_TILES
+    """Row r of x (bf16 [rows, 512] as words) -> row slots[r] of the cache; a negative slot is skipped.
+
+    A program is one warp and R rows, whose loads are all under way before the first is needed.
+    """
+    parts = ()
+    for i in tl.static_range(R):
+        row = tl.program_id(0) * R + i
+        slot = tl.load(slots + row, mask=row < rows, other=-1).to(tl.int32)
+        words = _latent_words(x, order, row.to(tl.int64) * x_row_words, row < rows, SPREAD)
+        parts += ((slot, words),)
+    for i in tl.static_range(R):
+        slot, words = parts[i]
+        at = cache + row_offset(slot, page_words, ROW_WORDS, PAGE_ROWS)
+        scale, c0, c1, c2, c3, drops = _row_codes(words, FP8_TILES, GROUP, FINE, PTX)
+        ok = slot >= 0
+        _store_codes(at, ok, c0, c1, c2, c3, FP8_TILES, NIBBLE, EXPONENT)
+        _store_tail(at, ok, scale, drops, FP8_TILES, GROUP, SCALE, DROP, ROW_WORDS)
+
+
+@triton.jit
+def _latent_words(x, order, offset, ok, SPREAD: tl.constexpr):
+    """The 8 words (16 bf16) of each unit of a row, each [32]; with SPREAD element k is column order[k]."""
+    at = tl.arange(0, 32)[:, None] * 8 + tl.arange(0, 4)[None, :]
+    if SPREAD:
+        # x comes as 16-bit words here; the row lies in L1 after its first columns.
+        low = _columns(x + offset * 2, order, at, ok)
+        high = _columns(x + offset * 2, order, at + 4, ok)
+    else:
+        low = tl.load(x + offset + at, mask=ok, other=0)
+        high = tl.load(x + offset + at + 4, mask=ok, other=0)
+    return split4(low) + split4(high)
+
+
+@triton.jit
+def _columns(row, order, word, ok):
+    """Elements 2 * word and 2 * word + 1 of a row in the stored order, as words."""
+    even = tl.load(row + tl.load(order + 2 * word), mask=ok, other=0).to(tl.int32)
+    odd = tl.load(row + tl.load(order + 2 * word + 1), mask=ok, other=0).to(tl.int32)
+    return (even & 0xFFFF) | (odd << 16)
+
+
+@triton.jit
+def _row_codes(words, FP8_TILES: tl.constexpr, GROUP: tl.constexpr, FINE: tl.constexpr, PTX: tl.constexpr):
+    """`_quantise` with the fastest quotient that is exact for this row."""
     FP6: tl.constexpr = FP8_TILES < 4
+    six = tl.arange(0, 32) >= 8 * FP8_TILES
     if PTX:
         FAST: tl.constexpr = TWO_TERMS if FINE else POWER_OF_TWO
         if _has_odd_tile(words, FINE):
@@ -300,26 +271,12 @@ def write_kernel(
             scale, c0, c1, c2, c3, drops = _quantise(words, six, FP6, GROUP, FINE, FAST, PTX)
     else:
         scale, c0, c1, c2, c3, drops = _quantise(words, six, FP6, GROUP, FINE, DIVIDE, PTX)
-
-    at = row_offset(slot, page_words, ROW_WORDS, PAGE_ROWS)
-    if FP8_TILES > 0:
-        k = (unit * 4)[:, :, None] + tl.arange(0, 4)[None, None, :]
-        fp8 = (ok[:, None] & (unit < 8 * FP8_TILES))[:, :, None]
-        tl.store(cache + at[:, None, None] + k, join4(c0, c1, c2, c3), mask=fp8)
-    if FP6:
-        _store_nibbles(cache, at, ok, c0, c1, c2, c3, FP8_TILES, NIBBLE, EXPONENT)
-        PAD: tl.constexpr = ROW_WORDS - DROP - (4 - FP8_TILES) * (8 // GROUP)
-        _store_drops(cache, at, ok, drops, FP8_TILES, GROUP, DROP, PAD)
-    tile = tl.arange(0, 4)[None, :]
-    tile_scale = tl.max(tl.reshape(scale, [R, 4, 8]), 2)
-    tl.store(cache + at[:, None] + SCALE + tile, tile_scale.to(tl.int32, bitcast=True), mask=ok[:, None])
-    if ROW_WORDS == CANONICAL_WORDS:
-        tl.store(cache + at[:, None] + 132 + unit, tl.zeros([R, 32], tl.int32), mask=ok[:, None])
+    return scale, c0, c1, c2, c3, drops
 
 
 @triton.jit
 def _has_odd_tile(words, FINE: tl.constexpr):
-    """Whether any tile of the program's rows lies outside the range of the fast quotient, or has a NaN or Inf."""
+    """Whether a tile of the row lies outside the range of the fast quotient, or holds a NaN or an Inf."""
     w0, w1, w2, w3, w4, w5, w6, w7 = words
     low = tl.maximum(_largest(w0, w1, False, True), _largest(w2, w3, False, True))
     high = tl.maximum(_largest(w4, w5, False, True), _largest(w6, w7, False, True))
@@ -327,4 +284,62 @@ def _has_odd_tile(words, FINE: tl.constexpr):
     odd = amax > AMAX_MAX
     if FINE:
         odd = odd | (amax < AMAX_MIN)
-    return tl.max(tl.max(odd.to(tl.int32), 1), 0) != 0
+    return tl.max(odd.to(tl.int32), 0) != 0
+
+
+@triton.jit
+def _store_codes(
+    at, ok, c0, c1, c2, c3, FP8_TILES: tl.constexpr, NIBBLE: tl.constexpr, EXPONENT: tl.constexpr
+):
+    """The code words of a row: whole for fp8 tiles, split into nibble and exponent words for fp6 tiles."""
+    unit = tl.arange(0, 32)
+    if FP8_TILES > 0:
+        k = unit[:, None] * 4 + tl.arange(0, 4)[None, :]
+        tl.store(at + k, join4(c0, c1, c2, c3), mask=ok & (k < 32 * FP8_TILES))
+    if FP8_TILES < 4:
+        n0 = (c0 & 0x07070707) | ((c0 >> 4) & 0x08080808)
+        n1 = ((c1 & 0x07070707) << 4) | (c1 & -0x7F7F7F80)
+        n2 = (c2 & 0x07070707) | ((c2 >> 4) & 0x08080808)
+        n3 = ((c3 & 0x07070707) << 4) | (c3 & -0x7F7F7F80)
+        exponents = ((c0 >> 3) & 0x03030303) | ((c1 >> 1) & 0x0C0C0C0C)
+        exponents |= ((c2 << 1) & 0x30303030) | ((c3 << 3) & -0x3F3F3F40)
+        v = unit - 8 * FP8_TILES
+        two = v[:, None] * 2 + tl.arange(0, 2)[None, :]
+        tl.store(at + NIBBLE + two, tl.join(n0 | n1, n2 | n3), mask=ok & (two >= 0))
+        tl.store(at + EXPONENT + v, exponents, mask=ok & (v >= 0))
+
+
+@triton.jit
+def _store_tail(
+    at,
+    ok,
+    scale,
+    drops,
+    FP8_TILES: tl.constexpr,
+    GROUP: tl.constexpr,
+    SCALE: tl.constexpr,
+    DROP: tl.constexpr,
+    ROW_WORDS: tl.constexpr,
+):
+    """Scales, drops and zeros behind the codes: one store of 4 bytes a lane, and the rotary slot of rung 656."""
+    unit = tl.arange(0, 32)
+    to = SCALE + unit // 8
+    value = scale.to(tl.int32, bitcast=True)
+    mine = unit % 8 == 1
+    if FP8_TILES < 4:
+        FIRST: tl.constexpr = FP8_TILES * 8 // GROUP
+        WORDS: tl.constexpr = 32 // GROUP
+        shift = tl.arange(0, GROUP) * WORDS
+        word = tl.sum(tl.reshape(drops, [WORDS, GROUP]) << shift[None, :], 1)
+        word = tl.reshape(tl.broadcast_to(word[:, None], [WORDS, GROUP]), [32])
+        drop_lane = unit % GROUP == 0
+        to = tl.where(drop_lane, DROP + unit // GROUP - FIRST, to)
+        value = tl.where(drop_lane, word, value)
+        mine = mine | (drop_lane & (unit >= 8 * FP8_TILES))
+        if DROP + WORDS - FIRST < ROW_WORDS:  # the padding of 8666p, one word
+            to = tl.where(unit == 0, DROP + WORDS - FIRST, to)
+            value = tl.where(unit == 0, 0, value)
+            mine = mine | (unit == 0)
+    tl.store(at + to, value, mask=ok & mine)
+    if ROW_WORDS == CANONICAL_WORDS:
+        tl.store(at + 132 + unit, tl.zeros([32], tl.int32), mask=ok)

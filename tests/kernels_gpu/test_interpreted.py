@@ -1,0 +1,44 @@
+"""The row kernels' portable path on the CPU, in Triton's interpreter."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: the extra `torch`")
+pytest.importorskip("triton", reason="triton is not installed; it comes with torch for CUDA")
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_write_restage_and_integer_decoder_give_the_reference_s_bytes_in_the_interpreter():
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.kernels_gpu.interpreted"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert run.stdout.strip() == "exact"
+
+
+def test_gpu_checks_and_bench_say_that_they_skip_where_no_gpu_is_found():
+    run = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from tests.kernels_gpu import gpu_bench as b, gpu_checks as c; b.main(); c.main()",
+        ],
+        cwd=ROOT,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert run.stdout.splitlines() == ["skipped: no GPU found"] * 2

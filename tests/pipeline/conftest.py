@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -13,6 +14,15 @@ from pipeline.toy.write import write_parent as write_toy
 from tests.pipeline.parents import build, published, write_parent
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What outlasts a power cut no test can see, and a busy disk makes waiting for it dear.
+
+    That all is synced, and when, is asserted in test_atomic.
+    """
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
 @pytest.fixture

@@ -117,6 +117,33 @@ def steps_of(action: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, of_comm
     return done
 
 
+def test_all_is_on_the_disk_before_the_index_comes_back(
+    parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every file is synced before it is moved in, every folder after that, and only then is the index moved."""
+    events: list[tuple[str, str]] = []
+    replace = Path.replace
+
+    def moving(source: Path, target: Path) -> Path:
+        events.append(("moved", str(target)))
+        return replace(source, target)
+
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: events.append(("synced", str(Path(f"/proc/self/fd/{fd}").readlink())))
+    )
+    monkeypatch.setattr(Path, "replace", moving)
+    out = tmp_path / "out"
+    build(parent, out)
+    gate = events.index(("moved", str(out / INDEX)))
+    for name in published(out):
+        moved = events.index(("moved", str(out / name)))
+        staged = str(out / STATE_FOLDER / "staging" / name)
+        assert {("synced", staged), ("synced", f"{staged}.part")} & set(events[:moved]), name
+        if name != INDEX:
+            assert ("synced", str((out / name).parent)) in events[moved:gate], name
+    assert ("synced", str(out)) in events[gate:]
+
+
 def test_a_first_build_cut_at_any_step_of_its_commit_is_finished_by_the_next(
     parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: dict[str, bytes]
 ) -> None:

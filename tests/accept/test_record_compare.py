@@ -25,6 +25,8 @@ from verify.accept.runs import RunError, append_row, read_run, start_run
 from verify.accept.speculation import SpeculationError, check_speculation
 from verify.accept.tokens import read_tokens
 
+pytest.importorskip("scipy", reason="comparing needs the extra `accept`")
+
 SMALL = str(Path(__file__).parent / "small.toml")
 TOKENS = str(RECORDED / "tokens.json")
 PROTOCOL = read_protocol(SMALL)
@@ -125,6 +127,12 @@ def test_a_person_reads_the_noise_floor_above_the_result_and_the_card_holds_both
     assert "noise floor: baseline against itself | 100.00 %" in card
     assert re.search(r"top1_agreement \| 0\.\d{4} \| .* \| FAIL", card)
     assert "rung 8666" in card
+
+
+def test_a_noise_run_of_another_server_is_refused(runs):
+    base, again = read_run(runs["base"]), read_run(runs["again"])
+    with pytest.raises(RunError, match=r"not of the baseline's server: rung"):
+        compare(base, base, PROTOCOL, [], noise=replace(again, identity=replace(again.identity, rung="6666")))
 
 
 def test_greedy_chains_part_at_an_index_and_are_no_gate(runs):
@@ -350,6 +358,7 @@ def test_every_row_carries_the_runs_identity(runs):
         (["record", "http://127.0.0.1:9", "-o", "x", "--protocol", SMALL], "make them with"),
         (["record", "http://127.0.0.1:9", "-o", "x", *WITH, "--only", "scores"], "'scores' is not one of"),
         (["record", "http://127.0.0.1:9", "-o", "x", *WITH, "--flag", "tp"], "give NAME=VALUE"),
+        (["record", "file:///etc", "-o", "x", *WITH], "give the server's address"),
         (["compare", "nowhere", "nowhere", *WITH], "no run here"),
         (["plan", "--protocol", "no-such"], "shipped are default, neutral, published"),
         (["plan", "--truth", "0.9"], "never passes"),
@@ -359,6 +368,13 @@ def test_what_cannot_be_done_is_a_sentence(words, message):
     result = ask(*words)
     assert result.exit_code in (1, 2)
     assert message in result.output
+
+
+def test_comparing_without_scipy_names_the_extra(runs, monkeypatch):
+    monkeypatch.setattr("verify.accept.commands.find_spec", lambda name: None)
+    result = ask("compare", runs["base"], runs["test"], *WITH)
+    assert result.exit_code == 1
+    assert "shardmill[accept]" in result.output
 
 
 def test_plan_prints_the_published_figures_with_their_intervals():

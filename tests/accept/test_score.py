@@ -13,6 +13,8 @@ from verify.accept.compare import Scored
 from verify.accept.score import Pair, divergence, pair, read_positions
 from verify.accept.stats import document_bootstrap
 
+pytest.importorskip("scipy", reason="intervals need the extra `accept`")
+
 
 def entry(*tokens: tuple[int, float]) -> dict[str, dict[str, float]]:
     ranked = sorted(tokens, key=lambda t: -t[1])
@@ -85,8 +87,14 @@ def test_agreement_flips_and_largest_change_are_counted_apart():
     assert scored.max_delta == pytest.approx(1.35)
 
 
+def test_a_position_is_identical_only_if_every_shown_number_is():
+    one = read_positions([0, 1], [None, entry((1, -0.5), (2, -1.0))], 0)[0]
+    other = read_positions([0, 1], [None, entry((1, -0.5), (2, -1.0000001))], 0)[0]
+    assert [pair("d", one, one).identical, pair("d", one, other).identical] == [True, False]
+
+
 def test_the_mean_divergence_is_over_positions_and_its_bounds_over_documents():
-    pairs = [Pair(f"d{i % 20}", True, 0.01 * (i % 7), 0.5, 0.0) for i in range(400)]
+    pairs = [Pair(f"d{i % 20}", True, 0.01 * (i % 7), 0.5, 0.0, False) for i in range(400)]
     value = Scored(tuple(pairs), 0.9).mean_kl()
     assert value.value == pytest.approx(np.mean([p.kl for p in pairs]))
     sums = [sum(p.kl for p in pairs if p.document == f"d{i}") for i in range(20)]
@@ -95,6 +103,6 @@ def test_the_mean_divergence_is_over_positions_and_its_bounds_over_documents():
 
 
 def test_without_any_difference_the_divergence_is_exactly_nothing():
-    pairs = tuple(Pair(f"d{i}", True, 0.0, 0.5, 0.0) for i in range(3))
+    pairs = tuple(Pair(f"d{i}", True, 0.0, 0.5, 0.0, True) for i in range(3))
     value = Scored(pairs, 0.9).mean_kl()
     assert (value.value, value.low, value.high) == (0, 0, 0)

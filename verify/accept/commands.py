@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
@@ -160,6 +161,8 @@ def compare_command(
 
     Exit code 0: every gate passes; 1: one fails or is undecided; 2: the question could not be asked.
     """
+    if find_spec("scipy") is None:
+        raise click.ClickException("compare needs scipy: pip install 'shardmill[accept]'")
     from verify.accept import report
     from verify.accept.compare import compare
 
@@ -254,6 +257,8 @@ def _read(name: str) -> Protocol:
 
 
 def _client(url: str, key: str | None, timeout: float) -> Client:
+    if not url.startswith(("http://", "https://")):
+        raise click.UsageError(f"{url}: give the server's address, such as http://127.0.0.1:8000")
     return Client(url.rstrip("/").removesuffix("/v1"), timeout=timeout, key=key)
 
 

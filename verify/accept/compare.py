@@ -21,8 +21,8 @@ from verify.accept.measure import (
     text_of,
 )
 from verify.accept.protocol import Protocol
-from verify.accept.runs import Run, RunError
-from verify.accept.score import Pair, pair, read_positions
+from verify.accept.runs import Row, Run, RunError
+from verify.accept.score import Pair, Position, pair, read_positions
 from verify.accept.stats import Interval, design_effect, document_bootstrap, mcnemar, wilson
 
 
@@ -114,23 +114,32 @@ def check_pair(base: Run, test: Run, protocol: Protocol) -> None:
         )
 
 
+def check_noise(base: Run, noise: Run, protocol: Protocol) -> None:
+    """The noise floor is the baseline against itself: the very same server. Raises RunError."""
+    check_pair(base, noise, protocol)
+    differences = base.identity.differences(noise.identity)
+    if differences:
+        raise RunError(f"{noise.folder} is not of the baseline's server: {'; '.join(differences)}")
+
+
 def score_runs(base: Run, test: Run, protocol: Protocol, items: Sequence[Item]) -> Scored | None:
     """Pairs at every position that both answered to the very same request; None where there is none."""
     pairs: list[Pair] = []
     for item in items:
-        rows = (base.rows.get(item.id), test.rows.get(item.id))
-        if item.kind != "score" or any(row is None or not row.ok for row in rows):
+        first, second = base.rows.get(item.id), test.rows.get(item.id)
+        if item.kind != "score" or first is None or second is None or not (first.ok and second.ok):
             continue
-        if rows[0].request != rows[1].request:  # type: ignore[union-attr]
+        if first.request != second.request:
             raise RunError(
                 f"{item.id}: the two servers were asked different windows; give both the same limit"
             )
-        ours = [_positions(row, item, protocol) for row in rows]
-        pairs += [pair(str(item.facts["document"]), a, b) for a, b in zip(*ours, strict=True)]
+        both = zip(_positions(first, item, protocol), _positions(second, item, protocol), strict=True)
+        pairs += [pair(str(item.facts["document"]), a, b) for a, b in both]
     return Scored(tuple(pairs), protocol.scoring.confident) if pairs else None
 
 
-def _positions(row: Any, item: Item, protocol: Protocol) -> list[Any]:
+def _positions(row: Row, item: Item, protocol: Protocol) -> list[Position]:
+    assert row.answer is not None
     entries = row.answer["choices"][0]["prompt_logprobs"]
     return read_positions(item.body["prompt"], entries, protocol.scoring.skip_tokens)
 
@@ -145,6 +154,8 @@ def compare(
 ) -> Comparison:
     """The whole judgement. `noise`: the baseline recorded once more. `variant`: another test, paired by McNemar."""
     check_pair(base, test, protocol)
+    if noise is not None:
+        check_noise(base, noise, protocol)
     scored = score_runs(base, test, protocol, items)
     floor = score_runs(base, noise, protocol, items) if noise else None
     phases = ("before", "after") if protocol.probes.soak_prompts else ("before",)
@@ -168,9 +179,7 @@ def _paired_measures(
             "confident_flips": scored.flips,
         }
         found["max_logprob_delta"] = Value(scored.max_delta)
-        found["identical_positions"] = Proportion(
-            sum(p.actual_delta == 0 for p in scored.pairs), len(scored.pairs)
-        )
+        found["identical_positions"] = Proportion(sum(p.identical for p in scored.pairs), len(scored.pairs))
     seen = [i.id for i in items if i.kind == "vision" and not i.facts.get("blind")]
     both = [i for i in seen if all(i in run.rows and run.rows[i].ok for run in (base, test))]
     if both:

@@ -29,13 +29,14 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One position seen by two servers."""
+    """One position seen by two servers; `identical` if all that they show of it is, to the bit."""
 
     document: str
     agrees: bool
     kl: float
     base_confidence: float
     actual_delta: float
+    identical: bool
 
 
 def read_positions(
@@ -61,6 +62,7 @@ def pair(document: str, base: Position, test: Position) -> Pair:
         divergence(base.logprobs, test.logprobs),
         base.confidence,
         test.actual - base.actual,
+        base.logprobs == test.logprobs,
     )
 
 

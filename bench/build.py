@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 RECIPE = Path(__file__).resolve().parents[1] / "pipeline.toml"
@@ -113,9 +114,9 @@ def against_a_copy(parent: Path, work: Path, rounds: int) -> dict[str, float]:
     out = work / "out"
     contenders: dict[str, Callable[[], float]] = {"copy": lambda: copy_seconds(parent, out)}
     for kernel in kernels():
-        contenders[kernel] = lambda kernel=kernel: build_seconds(parent, out, "--kernel", kernel)  # type: ignore[misc]
-        contenders[f"{kernel}, no sha256"] = lambda kernel=kernel: build_seconds(  # type: ignore[misc]
-            parent, out, "--kernel", kernel, "--no-sha256"
+        contenders[kernel] = partial(build_seconds, parent, out, "--kernel", kernel)
+        contenders[f"{kernel}, no sha256"] = partial(
+            build_seconds, parent, out, "--kernel", kernel, "--no-sha256"
         )
     seconds = in_turns(rounds, contenders)
     clean(out)
@@ -203,6 +204,18 @@ def plan_growth(work: Path) -> dict[str, float]:
     return seconds
 
 
+def build_growth(work: Path, out: Path) -> dict[str, float]:
+    """Median seconds of three builds by bytes of the parent."""
+    seconds = {}
+    for size in ("tiny", "vllm", "small"):
+        parent = toy(work, size)
+        warm(parent)
+        total = sum(path.stat().st_size for path in parent.iterdir())
+        seconds[str(total)] = statistics.median(build_seconds(parent, out) for _ in range(3))
+    clean(out)
+    return seconds
+
+
 def toy(work: Path, size: str) -> Path:
     parent = work / f"toy-{size}"
     subprocess.run(shardmill("toy-parent", str(parent), "--size", size), check=True, capture_output=True)
@@ -250,6 +263,7 @@ def main() -> int:
     )
     clean(out)
     facts["plan_cpu_seconds_by_tensors"] = plan_growth(work)
+    facts["build_seconds_by_bytes"] = build_growth(work, out)
     facts["load_after"] = os.getloadavg()[0]
     asked.json.parent.mkdir(parents=True, exist_ok=True)
     asked.json.write_text(json.dumps(facts, indent=1) + "\n")

@@ -1,0 +1,116 @@
+"""The same work done by peers, in turns with ours: llm-compressor's model_free_ptq and a hand-written torch loop.
+
+    python -m bench.peers --python .venv-peers/bin/python [--rounds 3] [--work DIR] [--json FILE]
+
+The peers run in a virtual environment of their own, on the CPU, each as its documentation says. llm-compressor is
+told to ignore what our recipe keeps; it writes blocks of 128 everywhere, since it has no [32,32], and BF16 scales.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from bench.build import build_seconds, clean, in_turns, kernels, machine, toy, warm
+from pipeline.recipe import load
+from pipeline.run import prepare
+
+RECIPE = Path(__file__).resolve().parents[1] / "pipeline.toml"
+
+LLM_COMPRESSOR = """
+import json, sys
+from llmcompressor import model_free_ptq
+parent, out, ignore = sys.argv[1], sys.argv[2], json.load(open(sys.argv[3]))
+model_free_ptq(model_stub=parent, save_directory=out, scheme="FP8_BLOCK", ignore=ignore["ignore"], device="cpu")
+"""
+
+TORCH_LOOP = """
+import json, sys
+from pathlib import Path
+import torch
+from safetensors.torch import load_file, save_file
+
+def quantise(weight, rows, cols):
+    R, C = weight.shape
+    blocks = weight.float().view(R // rows, rows, C // cols, cols)
+    scales = blocks.abs().amax(dim=(1, 3), keepdim=True) / 448.0
+    codes = (blocks / torch.where(scales > 0, scales, 1.0)).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return codes.view(R, C), scales.view(R // rows, C // cols).contiguous()
+
+parent, out, converted = Path(sys.argv[1]), Path(sys.argv[2]), json.load(open(sys.argv[3]))["blocks"]
+out.mkdir()
+for path in sorted(parent.glob("*.safetensors")):
+    tensors = load_file(path)
+    for name in [name for name in tensors if name in converted]:
+        tensors[name], tensors[name + "_scale_inv"] = quantise(tensors[name], *converted[name])
+    save_file(tensors, out / path.name, {"format": "pt"})
+"""
+
+
+def peer_seconds(python: Path, script: str, parent: Path, out: Path, facts: Path) -> float:
+    """Seconds of a peer's script, its start included and a sync behind it, as our own builds are timed."""
+    clean(out)
+    started = time.perf_counter()
+    subprocess.run(
+        [str(python), "-c", script, str(parent), str(out), str(facts)], check=True, capture_output=True
+    )
+    os.sync()
+    return time.perf_counter() - started
+
+
+def what_converts(parent: Path, path: Path) -> None:
+    """Tells the peers what our recipe converts, and which modules it keeps."""
+    plan = prepare(load(RECIPE), parent).plan
+    converted = {name: [deed.block.rows, deed.block.cols] for name, (_, deed) in plan.conversions.items()}
+    kept = [name for name in plan.weight_map if name.endswith(".weight") and name not in converted]
+    modules = [name.removesuffix(".weight") for name in kept]
+    path.write_text(json.dumps({"blocks": converted, "ignore": modules}))
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("--python", type=Path, required=True)
+    options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--size", default="small")
+    options.add_argument("--work", type=Path, default=Path("build/bench"))
+    options.add_argument("--json", type=Path, default=Path("build/bench/peers.json"))
+    asked = options.parse_args()
+    work = asked.work.absolute()
+    work.mkdir(parents=True, exist_ok=True)
+    python = asked.python.absolute()
+    parent, out, facts = toy(work, asked.size), work / "peer-out", work / "converts.json"
+    what_converts(parent, facts)
+    warm(parent)
+    contenders: dict[str, Callable[[], float]] = {
+        f"shardmill, {kernel}": partial(build_seconds, parent, out, "--kernel", kernel)
+        for kernel in kernels()
+    }
+    contenders["torch loop"] = lambda: peer_seconds(python, TORCH_LOOP, parent, out, facts)
+    contenders["llm-compressor"] = lambda: peer_seconds(python, LLM_COMPRESSOR, parent, out, facts)
+    seconds = in_turns(asked.rounds, contenders)
+    clean(out)
+    versions = "import torch, safetensors as s, llmcompressor as l; print(torch.__version__, s.__version__, l.__version__)"
+    told = subprocess.run(
+        [str(python), "-c", versions], capture_output=True, text=True, check=True
+    ).stdout.split()
+    result = {
+        "machine": machine(),
+        "seconds": seconds,
+        "peers": dict(zip(names, told, strict=True)),
+    }
+    asked.json.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

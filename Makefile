@@ -10,7 +10,7 @@ READY     := $(VENV)/.ready
 TOY       := build/toy-parent
 
 .DEFAULT_GOAL := help
-.PHONY: report report-shots fuzz mutants help setup plan explain checkpoint verify test bench real torture lint clean vllm-test serving-wheel gpu-test gpu-bench
+.PHONY: report report-shots fuzz mutants help setup plan explain checkpoint verify test bench bench-peers real torture lint clean vllm-test serving-wheel gpu-test gpu-bench
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -98,7 +98,8 @@ def main() -> int:
     contenders["llm-compressor"] = lambda: peer_seconds(python, LLM_COMPRESSOR, parent, out, facts)
     seconds = in_turns(asked.rounds, contenders)
     clean(out)
-    versions = "import torch, safetensors as s, llmcompressor as l; print(torch.__version__, s.__version__, l.__version__)"
+    names = ("torch", "safetensors", "llmcompressor")
+    versions = f"from importlib.metadata import version; print(*map(version, {names}))"
     told = subprocess.run(
         [str(python), "-c", versions], capture_output=True, text=True, check=True
     ).stdout.split()

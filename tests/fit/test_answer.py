@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.fit.glm import converted, parent
 from verify.fit.answer import GUARD_BYTES, judge, ladder
@@ -12,6 +14,8 @@ from verify.fit.attempts import mlp_alone, tell
 from verify.fit.boots import BOOTS, GLM_5_3_FLASH_SERVED
 from verify.fit.cards import CARDS, Card
 from verify.fit.lane import Lane
+from verify.fit.layers import plan_layers
+from verify.fit.planner import plan_blocks
 from verify.fit.scratch import scratch_terms
 from verify.fit.shape import ConfigError, read_shape
 from verify.fit.weights import WeightBytes, weights_per_rank
@@ -165,11 +169,34 @@ def test_boots_cover_at_least_five_models_of_four_kinds():
         ({"num_hidden_layers": 2, "hidden_size": 8}, "vocab_size must be a positive integer"),
         ({**GLM_5_3_FLASH_SERVED, "layer_types": ["mystery"]}, "layer_types holds 'mystery'"),
         ({**GLM_5_3_FLASH_SERVED, "num_hidden_layers": 0}, "num_hidden_layers must be a positive"),
+        ({**GLM_5_3_FLASH_SERVED, "num_hidden_layers": 10**9}, "at most 4,096"),
+        ({**GLM_5_3_FLASH_SERVED, "num_nextn_predict_layers": 10**9}, "at most 4,096"),
+        ({**GLM_5_3_FLASH_SERVED, "num_hidden_layers": 44}, "layer_types names 45 layers"),
+        ({**GLM_5_3_FLASH_SERVED, "index_kpool": -4}, "pool of SparseMla layers is -4"),
+        ({**GLM_5_3_FLASH_SERVED, "layer_types": ["linear_attention"] * 45}, "no attention layer"),
+        ({**GLM_5_3_FLASH_SERVED, "linear_attn_config": [1]}, "value of the wrong kind"),
     ],
 )
 def test_a_config_without_the_cache_layout_is_refused_by_name(config, message):
     with pytest.raises(ConfigError, match=message):
         read_shape({"num_attention_heads": 4, **config})
+
+
+KEYS = sorted(GLM_5_3_FLASH_SERVED)
+NUMBERS = st.integers(-3, 10**6) | st.floats()
+VALUES = st.none() | st.booleans() | NUMBERS | st.text(max_size=3) | st.just([]) | st.just({})
+
+
+@given(
+    changes=st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=3), ranks=st.sampled_from([1, 2, 3, 64])
+)
+def test_whatever_a_config_says_there_is_a_plan_or_a_sentence(changes, ranks):
+    lane = replace(LANE, tensor_parallel=ranks)
+    try:
+        plan = plan_blocks(plan_layers(read_shape({**GLM_5_3_FLASH_SERVED, **changes}), lane))
+    except ConfigError:
+        return
+    assert plan.block_bytes > 0
 
 
 def test_weights_of_nothing_weigh_nothing():

@@ -10,7 +10,7 @@ from math import lcm
 
 from verify.fit.lane import ROW_BYTES, STATE_BYTES, Lane
 from verify.fit.planner import LayerCache, ceil_div
-from verify.fit.shape import Gqa, Layer, Linear, Mla, Shape, SparseMla
+from verify.fit.shape import ConfigError, Gqa, Layer, Linear, Mla, Shape, SparseMla
 
 MLA_BLOCK_TOKENS = 128  # FlashInfer's MLA kernels take physical blocks in multiples of 128 tokens
 SPARSE_PAGE_ROWS = 64  # the sparse kernels view the pool as pages of 64 rows
@@ -34,9 +34,15 @@ def _is_fp8(layer: Layer, lane: Lane) -> bool:
 def state_bytes(layer: Linear, lane: Lane) -> int:
     """One recurrent state on a rank: the convolution's window in BF16 and the state matrix."""
     window = layer.conv_kernel - 1 + lane.draft_tokens
-    conv = layer.conv_channels // lane.tensor_parallel * window * 2
-    heads = layer.value_heads // lane.tensor_parallel
+    conv = _share(layer.conv_channels, lane, "convolution channels") * window * 2
+    heads = _share(layer.value_heads, lane, "linear attention heads")
     return conv + heads * layer.value_dim * layer.key_dim * STATE_BYTES[lane.state_dtype]
+
+
+def _share(size: int, lane: Lane, what: str) -> int:
+    if size % lane.tensor_parallel:
+        raise ConfigError(f"{size} {what} do not divide over {lane.tensor_parallel} ranks")
+    return size // lane.tensor_parallel
 
 
 def state_blocks(lane: Lane) -> int:

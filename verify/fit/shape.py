@@ -8,10 +8,12 @@ those of the whole model; `layers` cuts them for a rank.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 Config = Mapping[str, Any]
+LAYERS_MAX = 4096
+SIZE_MAX = 1 << 40  # no width, count or length of a model comes near it
 
 
 class ConfigError(ValueError):
@@ -89,9 +91,22 @@ class Shape:
 
 def read_shape(config: Config) -> Shape:
     """The shape that a config.json declares. Raises ConfigError where a key is missing or of an unknown kind."""
+    try:
+        return _read_shape(config)
+    except (TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(
+            f"config.json: a key that lays out the cache has a value of the wrong kind: {error}"
+        ) from None
+
+
+def _read_shape(config: Config) -> Shape:
     text: Config = config.get("text_config", config)
     kinds = layer_kinds(text)
-    layers = tuple(_layer(text, kind, i) for i, kind in enumerate(kinds))
+    layers = tuple(_checked(_layer(text, kind, i)) for i, kind in enumerate(kinds))
+    if all(isinstance(layer, Linear) for layer in layers):
+        raise ConfigError("config.json: no attention layer; models of linear layers alone are not planned")
     drafts = int(text.get("num_nextn_predict_layers", 0) or 0)
     full = [_layer(text, kind, 0) for kind in kinds if kind != "linear"]
     return Shape(
@@ -120,12 +135,18 @@ KIND_NAMES: Mapping[str, Kind] = {
 def layer_kinds(text: Config) -> list[Kind]:
     """The kind of each layer: `layer_types`, else Kimi's 1-based `kda_layers`, else an interval, else all full."""
     count = _need(text, "num_hidden_layers")
+    if count + int(text.get("num_nextn_predict_layers", 0) or 0) > LAYERS_MAX:
+        raise ConfigError(f"config.json: {count:,} layers; at most {LAYERS_MAX:,} are read")
     names = text.get("layer_types")
     if names:
         unknown = sorted(set(names) - set(KIND_NAMES))
         if unknown:
             raise ConfigError(
                 f"config.json: layer_types holds {unknown[0]!r}; known are {', '.join(KIND_NAMES)}"
+            )
+        if len(names) != count:
+            raise ConfigError(
+                f"config.json: layer_types names {len(names)} layers, num_hidden_layers says {count}"
             )
         return [KIND_NAMES[name] for name in names]
     linear = text.get("linear_attn_config") or {}
@@ -146,6 +167,21 @@ def _layer(text: Config, kind: Kind, index: int) -> Layer:
     head_dim = int(text.get("head_dim") or _need(text, "hidden_size") // heads)
     window = _need(text, "sliding_window") if kind == "window" else None
     return Gqa(int(text.get("num_key_value_heads", heads)), head_dim, window)
+
+
+MAY_BE_ZERO = ("rope",)
+
+
+def _checked(layer: Layer) -> Layer:
+    """The layer, its sizes found to be those of a model. Raises ConfigError."""
+    for name, value in asdict(layer).items():
+        if value is None or isinstance(value, bool):
+            continue
+        if not (0 if name in MAY_BE_ZERO else 1) <= value < SIZE_MAX:
+            raise ConfigError(
+                f"config.json: {name.replace('_', ' ')} of {type(layer).__name__} layers is {value}"
+            )
+    return layer
 
 
 def _latent(text: Config, index: int) -> Mla | SparseMla:
@@ -178,6 +214,6 @@ def _linear(text: Config) -> Linear:
 
 def _need(text: Config, key: str) -> int:
     value = text.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        raise ConfigError(f"config.json: {key} must be a positive integer, got {value!r}")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < SIZE_MAX:
+        raise ConfigError(f"config.json: {key} must be a positive integer, got {str(value)[:60]!r}")
     return value

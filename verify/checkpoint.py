@@ -20,6 +20,7 @@ INDEX = "model.safetensors.index.json"
 INDEX_SUFFIX = ".safetensors.index.json"
 SUFFIX = ".safetensors"
 TENSORS_MAX = 600_000  # of a whole checkpoint
+FILES_MAX = 20_000  # that an index names
 MANIFEST_BYTES_MAX = 40 << 20
 
 
@@ -152,6 +153,9 @@ def _index(file: str, value: Any, report: Report) -> Index | None:
         report.add(Finding("index-json", file, "", "weight_map: names to files", repr(weight_map)[:80]))
         return None
     paths = set(weight_map.values())
+    if len(paths) > FILES_MAX:
+        report.add(Finding("index-json", file, "", f"at most {FILES_MAX:,} files", f"{len(paths):,}"))
+        return None
     plain = {path for path in paths if is_plain_path(path)}
     for path in sorted(paths - plain):
         report.add(Finding("index-path", file, "", "a plain file name", ascii(path[:200])))

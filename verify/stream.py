@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 from verify.container import Tensor
 from verify.findings import Finding, UnreadableError
 from verify.source import Reader, Source
-from verify.threads import pinned
+from verify.threads import THREADS_MAX, pinned
 
 GAP_BYTES_MAX = 64 << 10  # runs of bytes closer than this are read as one
+SMALL_BYTES = 4 << 20  # done sooner than a thread is started and pinned
 STRIP_BYTES = 1 << 20  # read, hashed and looked at while in the second-level cache
 
 Strip = NDArray[np.uint8]
@@ -86,7 +87,8 @@ def stream(
     def do(job: FileJob, buffers: Buffers) -> FileResult:
         return _Pass(source, other, job, buffers).run(progress)
 
-    done = pinned(do, largest_first, _buffers)
+    small = sum(job.bytes for job in jobs) < SMALL_BYTES
+    done = pinned(do, largest_first, _buffers, 1 if small else THREADS_MAX)
     results = {job.file: result for job, result in zip(largest_first, done, strict=True)}
     return {job.file: results[job.file] for job in jobs}
 

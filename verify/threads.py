@@ -19,14 +19,18 @@ Room = TypeVar("Room")
 
 
 def pinned(
-    work: Callable[[Item, Room], Result], items: Sequence[Item], room: Callable[[], Room]
+    work: Callable[[Item, Room], Result],
+    items: Sequence[Item],
+    room: Callable[[], Room],
+    threads_max: int = THREADS_MAX,
 ) -> list[Result]:
     """`work` of each item, in the order of the items; `room` makes what a thread reuses, such as buffers.
 
     The first exception of a thread stops the others and is raised here.
     """
-    if len(items) < 2:  # a thread would only cost
-        return [work(item, room()) for item in items]
+    if min(len(items), threads_max) < 2:  # a thread would only cost
+        own = room()
+        return [work(item, own) for item in items]
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     for place in range(len(items)):
         waiting.put(place)
@@ -45,7 +49,7 @@ def pinned(
         except BaseException as error:
             crashed.append(error)
 
-    cpus = _cpus()[:THREADS_MAX]
+    cpus = _cpus()[:threads_max]
     threads = [threading.Thread(target=loop, args=(cpu,), daemon=True) for cpu in cpus]
     for thread in threads:
         thread.start()

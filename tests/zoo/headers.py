@@ -121,7 +121,7 @@ ANIMALS: tuple[Animal, ...] = (
     *(Animal(name, "plain", rule, damage=_replace(data)) for name, (rule, data) in HEADERS.items()),
     Animal("header of 4 GB", "plain", "header-limit", damage=_sparse((4 << 30) + 100, 4 << 30)),
     Animal("header of 60 MB of NUL", "plain", "header-json", damage=_sparse((60 << 20) + 100, 60 << 20)),
-    Animal("400,000 empty tensors", "plain", "header-limit", damage=lambda f: _replace(_many(400_000))(f)),
+    Animal("300,001 empty tensors", "plain", "header-limit", damage=lambda f: _replace(_many(300_001))(f)),
     Animal(
         "100,000 metadata", "plain", "header-limit", damage=lambda f: _replace(_many_metadata(100_000))(f)
     ),

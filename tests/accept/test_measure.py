@@ -9,6 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from verify.accept.client import Reply
 from verify.accept.diverge import diverge
@@ -33,8 +35,26 @@ from verify.accept.protocol import (
 )
 from verify.accept.record import fault_of, keep
 from verify.accept.runs import Row, Run
+from verify.accept.score import read_positions
 from verify.accept.tokens import Tokens, text_key
 
+WORDS = [
+    "choices",
+    "text",
+    "message",
+    "content",
+    "token_ids",
+    "finish_reason",
+    "prompt_logprobs",
+    "logprobs",
+    "top_logprobs",
+    "completion_tokens",
+    "prompt_tokens",
+    "logprob",
+    "rank",
+    "1",
+    "2",
+]
 WHO = Identity("m", "v", 0, {}, False, "", "", "")
 
 
@@ -283,3 +303,37 @@ def test_a_faulty_protocol_is_refused_by_key(data, message):
 def test_a_changed_document_changes_the_protocols_digest():
     digests = {parse_protocol("x", {"documents": [{"id": "a", "text": t}]}).digest for t in ("one", "two")}
     assert len(digests) == 2
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 3000) | st.floats(allow_nan=False) | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(WORDS), inner, max_size=4),
+    max_leaves=12,
+)
+HOSTILE = st.fixed_dictionaries({"choices": st.lists(JSON, max_size=2) | JSON, "usage": JSON})
+KINDS = (
+    "score",
+    "greedy",
+    "unicode",
+    "repetition",
+    "needle",
+    "arithmetic",
+    "vision",
+    "vision_limit",
+    "speed",
+    "soak",
+)
+
+
+@given(body=HOSTILE, kind=st.sampled_from(KINDS))
+def test_whatever_a_server_answers_is_a_fault_or_can_be_measured(body, kind):
+    p = protocol(needle_depths=(0.5,), speed_concurrency=(1,), arithmetic_answer="3")
+    facts = {"answer": "3", "document": "d", "at_once": 1}
+    item = Item(f"{kind}/before/c1/0", kind, "/v1/completions", {"prompt": [1, 2], "max_tokens": 8}, facts)
+    kept = keep(item, WHO.digest, Reply(body, None, "", 1, 0.5))
+    assert kept.ok or kept.failure in ("empty", "truncated")
+    probe_measures(run(kept), p, [item], "before")
+    run_measures(run(kept))
+    diverge(run(kept), run(kept))
+    if kind == "score" and kept.ok:
+        read_positions([1, 2], kept.answer["choices"][0]["prompt_logprobs"], 0)

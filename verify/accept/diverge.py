@@ -39,8 +39,10 @@ def diverge(base: Run, test: Run) -> Divergence | None:
 
 
 def _margin(row: Row, index: int) -> float | None:
-    tops = (((row.answer or {})["choices"][0].get("logprobs") or {}).get("top_logprobs") or [])[
-        index : index + 1
-    ]
-    values = sorted((tops[0] or {}).values(), reverse=True) if tops else []
-    return values[0] - values[1] if len(values) > 1 else None
+    """The first choice's lead in nats at a position; None where the server did not say."""
+    try:
+        top = (row.answer or {})["choices"][0]["logprobs"]["top_logprobs"][index]
+        first, second = sorted(top.values(), reverse=True)[:2]
+        return float(first - second)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+        return None

@@ -92,11 +92,14 @@ def text_of(row: Row) -> str:
     """The generated text of a completion or a chat, a reasoning part left out."""
     choice = _choice(row)
     message = choice.get("message")
-    return str((message or {}).get("content") or "") if message else str(choice.get("text") or "")
+    if isinstance(message, dict):
+        return str(message.get("content") or "")
+    return str(choice.get("text") or "")
 
 
 def generated_ids(row: Row) -> list[int]:
-    return [int(token) for token in _choice(row).get("token_ids") or []]
+    ids = _choice(row).get("token_ids")
+    return [token for token in ids if isinstance(token, int)] if isinstance(ids, list) else []
 
 
 def worst_gram(tokens: Sequence[int], size: int = 4) -> int:
@@ -116,7 +119,9 @@ def _choice(row: Row) -> Mapping[str, Any]:
 
 
 def _usage(row: Row, key: str) -> int:
-    return int(((row.answer or {}).get("usage") or {}).get(key) or 0)
+    usage = (row.answer or {}).get("usage")
+    count = usage.get(key) if isinstance(usage, dict) else None
+    return count if isinstance(count, int) else 0
 
 
 def _worst_gram(rows: Sequence[Row]) -> Value | None:

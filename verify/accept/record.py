@@ -29,13 +29,13 @@ def fault_of(item: Item, reply: Reply) -> tuple[str | None, str]:
         return None, "served" if reply.failure is None else REFUSED
     if reply.body is None:
         return reply.failure, reply.detail
-    choices = reply.body.get("choices") or []
-    if not choices:
+    choices = reply.body.get("choices")
+    if not (isinstance(choices, list) and choices and isinstance(choices[0], dict)):
         return "empty", "no choices"
     if item.kind == "score":
         return _score_fault(item, choices[0])
-    generated = int((reply.body.get("usage") or {}).get("completion_tokens") or 0)
-    if generated == 0:
+    generated = completion_tokens(reply)
+    if generated <= 0:
         return "empty", "no tokens were generated"
     answers = item.kind in ("arithmetic", "vision") and not item.facts.get("blind")
     if answers and choices[0].get("finish_reason") == "length":
@@ -45,13 +45,20 @@ def fault_of(item: Item, reply: Reply) -> tuple[str | None, str]:
     return None, ""
 
 
+def completion_tokens(reply: Reply) -> int:
+    """Generated tokens by the server's own count; 0 where it gives none."""
+    usage = (reply.body or {}).get("usage")
+    count = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    return count if isinstance(count, int) else 0
+
+
 def _score_fault(item: Item, choice: dict[str, Any]) -> tuple[str | None, str]:
     entries = choice.get("prompt_logprobs")
     if not isinstance(entries, list):
         return "empty", "no prompt_logprobs: this server cannot score prompts"
     try:
         read_positions(item.body["prompt"], entries, 0)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         return "truncated", str(error)
     return None, ""
 
@@ -133,7 +140,7 @@ def _together(replies: Sequence[Reply], seconds: float) -> Reply:
     failed = next((reply for reply in replies if reply.failure), None)
     if failed:
         return failed
-    tokens = sum(int((reply.body or {}).get("usage", {}).get("completion_tokens") or 0) for reply in replies)
+    tokens = sum(completion_tokens(reply) for reply in replies)
     body = {
         **(replies[0].body or {}),
         "usage": {"completion_tokens": tokens // len(replies), "all_tokens": tokens},

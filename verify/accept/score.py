@@ -51,6 +51,8 @@ def read_positions(
             raise ValueError("an entry lacks the prompt's own token")
         best = min(entry, key=lambda key: (entry[key]["rank"], -entry[key]["logprob"]))
         logprobs = {int(key): float(value["logprob"]) for key, value in entry.items()}
+        if not all(-1e4 < logprob <= 1e-3 for logprob in logprobs.values()):
+            raise ValueError("a log probability is not one")
         positions.append(Position(logprobs, int(best), logprobs[token]))
     return positions
 

@@ -148,6 +148,15 @@ def test_stock_scales_are_the_power_of_two_above_amax_over_448_for_every_bf16_am
     np.testing.assert_array_equal(kv_row.tile_scales(amax, "stock"), expected.astype(np.float32))
 
 
+def test_fine_scales_are_amax_over_448_and_never_below_the_smallest_normal_number():
+    amax = bf16_to_f32(np.arange(0x7F80, dtype=np.uint16))
+    exact = amax.astype(np.float64) / 448
+    expected = np.maximum(exact, 2.0**-126).astype(np.float32)
+    np.testing.assert_array_equal(kv_row.tile_scales(amax, "fine"), expected)
+    zeros = kv_row.encode("6666", np.zeros((1, 512), np.float32))
+    np.testing.assert_array_equal(zeros[:, 384:400].view(np.float32), np.float32(2.0**-126))
+
+
 def test_fine_scales_store_the_largest_element_of_a_tile_without_error():
     x = bf16_to_f32(testing.random_rows(5, 64))
     decoded = kv_row.decode("8888", kv_row.encode("8888", x, "fine")).reshape(-1, 4, 128)

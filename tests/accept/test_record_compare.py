@@ -160,8 +160,12 @@ def test_a_cut_recording_goes_on_and_asks_nothing_twice(tmp_path):
         recorder.record(items[:4])
         with (tmp_path / "run" / "rows.jsonl").open("a") as file:
             file.write('{"id": "score/cut')
+        assert len(read_run(tmp_path / "run").rows) == 4
         replay.asked.clear()
-    assert len(read_run(tmp_path / "run").rows) == 4
+        start_run(tmp_path / "run", identity, PROTOCOL.digest, FROZEN.digest)
+        run = recorder.record(items[:6])
+    assert len(replay.asked) == 2
+    assert [row.id for row in run.rows.values()] == [item.id for item in items[:6]]
 
 
 def test_a_resumed_recording_asks_only_what_is_missing_or_failed(tmp_path):

@@ -90,12 +90,22 @@ def start_run(folder: Path, identity: Identity, protocol: str, tokens: str) -> N
             raise RunError(
                 f"{folder}: holds a run of another server or protocol ({'; '.join(differences)}); use another folder"
             )
+        _drop_cut_line(folder / "rows.jsonl")
         return
     folder.mkdir(parents=True, exist_ok=True)
     head = {"format": FORMAT, "identity": asdict(identity), "protocol": protocol, "tokens": tokens}
     temporary = folder / "run.json.part"
     temporary.write_text(json.dumps(head, indent=2) + "\n", encoding="utf-8")
     temporary.replace(path)
+
+
+def _drop_cut_line(path: Path) -> None:
+    """Take away what a crash left of a last line, so that the next row begins on a line of its own."""
+    if not path.is_file():
+        return
+    with path.open("rb+") as file:
+        data = file.read()
+        file.truncate(data.rfind(b"\n") + 1)
 
 
 def append_row(folder: Path, row: Row) -> None:

@@ -10,7 +10,7 @@ READY     := $(VENV)/.ready
 TOY       := build/toy-parent
 
 .DEFAULT_GOAL := help
-.PHONY: report report-shots fuzz mutants help setup plan explain checkpoint verify test bench bench-peers real torture lint clean vllm-test serving-wheel gpu-test gpu-bench
+.PHONY: report report-shots fuzz mutants help setup plan explain checkpoint verify test bench bench-peers real torture lint clean vllm-test loaders-test serving-wheel gpu-test gpu-bench
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -88,7 +88,17 @@ VLLM      := .venv-vllm/bin/python
 VLLM_TEST := build/vllm-test
 
 vllm-test: .venv-vllm/.ready $(VLLM_TEST)/libcuda.so.1 $(VLLM_TEST)/site ## the real vLLM 0.33.0 on the CPU: 10 GB, minutes
-	$(VLLM) -m pytest tests/vllm
+	$(VLLM) -m pytest tests/vllm tests/profiles/test_vllm.py
+
+LOADERS   := .venv-loaders/bin/python
+
+loaders-test: .venv-loaders/.ready ## what transformers holds of our builds, bit for bit: 2 GB, a minute
+	$(LOADERS) -m pytest tests/profiles/test_loaders.py
+
+.venv-loaders/.ready: pyproject.toml
+	$(PYTHON) -m venv .venv-loaders
+	$(LOADERS) -m pip install --quiet --disable-pip-version-check --editable '.[torch,loaders,test]'
+	@touch $@
 
 .venv-vllm/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-vllm

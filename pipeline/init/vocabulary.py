@@ -135,7 +135,7 @@ GROUPS: tuple[Group, ...] = (
         "KDA input",
         "self_attn",
         ("q_proj", "k_proj", "v_proj", "b_proj", "f_a_proj", "g_a_proj"),
-        ("in_proj_qkvbfg_a", "fused_qkvbfg_a_proj"),
+        ("in_proj_qkvbfg_a", "fused_qkvbfg_a_proj", "in_proj_qkvgfab"),
         beside="A_log",
     ),
     Group(

@@ -62,7 +62,7 @@ def write(
 ) -> None:
     """latents bf16 [T, 512] -> rows of the paged cache u8 [pages, page_rows, row_bytes] at slots int64 [T].
 
-    Slot s is row s % page_rows of page s // page_rows; a negative slot is skipped. Pages may lie further apart
+    Slot s < 2**31 is row s % page_rows of page s // page_rows; a negative slot is skipped. Pages may lie further apart
     than page_rows * row_bytes. `order` int32 [512] (kernels.spread) stores column order[k] as element k.
     `ptx` forces a path (default: what the card has), `rows_per_program` the launch table's entry.
     """

@@ -143,7 +143,9 @@ def tune(
                 say(f"timing {m} tokens", done, len(right))
                 if error_of(case, how) <= ERROR_MAX:
                     times[how] = seconds(case, how)
-            best = _best(m, N * K / bandwidth, seconds(case, Stock.default(block)), times)
+            default = seconds(case, Stock.default(block))
+            times.setdefault(Stock.default(block), default)  # so that no search ends slower than it began
+            best = _best(m, N * K / bandwidth, default, times)
             _write(stock_file, m, best.stock.to_json())
             if best.decode is not None:
                 _write(decode_file, m, best.decode.to_json())

@@ -154,7 +154,7 @@ def gemv_kernel(
     ROWS: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """One or two tokens, by multiply and add: a program takes ROWS output rows over the whole of K.
+    """A few tokens, by multiply and add: a program takes ROWS output rows over the whole of K.
 
     A thread sums the 16 products of its 16-byte load, scales the sum in f32 and adds it to its total; threads meet
     once, at the end. Plain Triton: it runs on any card.

@@ -146,9 +146,9 @@ def tune(
             default = seconds(case, Stock.default(block))
             times.setdefault(Stock.default(block), default)  # so that no search ends slower than it began
             best = _best(m, N * K / bandwidth, default, times)
-            _write(stock_file, m, best.stock.to_json())
             if best.decode is not None:
                 _write(decode_file, m, best.decode.to_json())
+            _write(stock_file, m, best.stock.to_json())  # last: its entry says that this number is done
             yield best
 
 

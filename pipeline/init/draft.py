@@ -15,6 +15,7 @@ from pipeline.init.vocabulary import Group
 from pipeline.init.write import AliasText, FamilyText, FusedText, ParallelText, RecipeText, recipe_toml
 from pipeline.job import Checkpoint
 from pipeline.plan import make_plan
+from pipeline.profiles.child import FLOATS
 from pipeline.recipe import Recipe
 from pipeline.stages.classify import classify
 from pipeline.types import Parent, Plan
@@ -56,7 +57,7 @@ def draft(
         profile=profile,
         decodes=any(decision.source_block for decision in decisions.values()),
         families=families,
-        fused=_fused(parent, converting),
+        fused=_fused(parent),
         parallel=_parallel(parent, converting, patterns),
         aliases=_aliases(parent) if profile == "modelopt-mixed" else (),
     )
@@ -96,10 +97,14 @@ def _families(decisions: Mapping[str, Decision], patterns: Mapping[str, list[str
     return tuple(families)
 
 
-def _fused(parent: Parent, converting: Iterable[str]) -> tuple[FusedText, ...]:
-    """One table for each kind of place; where only some layers have the group, they are counted out."""
+def _fused(parent: Parent) -> tuple[FusedText, ...]:
+    """One table for each kind of place; where only some layers have the group, they are counted out.
+
+    Groups that are kept are told as well: a profile that lists what is unquantised lists them by their fused names.
+    """
     places: dict[tuple[Group, str], list[str]] = defaultdict(list)
-    for instance in fused(parent, converting):
+    floats = (name for name, ref in parent.tensors.items() if ref.dtype in FLOATS)
+    for instance in fused(parent, floats):
         if not instance.missing:
             places[(instance.group, fold(instance.home))].append(instance.home)
     homes = by_pattern(

@@ -25,6 +25,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from pipeline.container import header_bytes, lay_out
+
 RECIPE = Path(__file__).resolve().parents[1] / "pipeline.toml"
 MIB = 1 << 20
 
@@ -142,6 +144,50 @@ def sha256_when_cold(parent: Path, work: Path, rounds: int) -> dict[str, float] 
     return seconds
 
 
+BIG_RECIPE = """
+format = 1
+name = "big"
+[stages]
+scan = { needs = [] }
+classify = { needs = ["scan"] }
+quantize = { needs = ["classify"] }
+scales = { needs = ["quantize"] }
+rewrite = { needs = ["classify", "quantize", "scales"] }
+index = { needs = ["scan", "rewrite"] }
+[[family]]
+name = "head"
+match = "lm_head.weight"
+action = "quantize"
+block = [128, 128]
+expect = 1
+"""
+
+
+def big_tensor(work: Path) -> tuple[Path, Path]:
+    """A parent that holds one BF16 matrix of 1.27 GB, all holes on the disk, and its recipe."""
+    parent, recipe = work / "big", work / "big.toml"
+    parent.mkdir(exist_ok=True)
+    header = lay_out([("lm_head.weight", "BF16", (154_880, 4096))], "model.safetensors", {"format": "pt"})
+    with (parent / "model.safetensors").open("wb") as file:
+        file.write(header_bytes(header))
+        file.truncate(header.file_bytes)
+    (parent / "config.json").write_text("{}")
+    recipe.write_text(BIG_RECIPE)
+    return parent, recipe
+
+
+def big_tensor_peak(work: Path, out: Path) -> dict[str, float]:
+    """Peak RSS in MiB, by kernel, of building a tensor of 1.27 GB."""
+    parent, recipe = big_tensor(work)
+    peaks = {}
+    for kernel in kernels():
+        clean(out)
+        command = shardmill("build", "-c", str(recipe), "--parent", str(parent), "--out", str(out), "--json")
+        peaks[kernel] = peak_rss_mib([*command, "--kernel", kernel])
+    clean(out)
+    return peaks
+
+
 def judged(out: Path, rounds: int) -> dict[str, float]:
     """verify integrity against reading and hashing the same files on every core."""
     warm(out)
@@ -254,6 +300,7 @@ def main() -> int:
     for kernel in kernels():
         clean(out)
         facts["peak_rss_mib"][kernel] = peak_rss_mib(build_command(small, out, "--kernel", kernel))  # type: ignore[index]
+    facts["big_tensor_peak_rss_mib"] = big_tensor_peak(work, work / "big-out")
     facts["integrity"] = judged(out, max(3, asked.rounds // 2))
     facts["incremental"] = incremental(small, out)
     clean(out)

@@ -40,8 +40,9 @@ def test_channels_are_dealt_by_falling_size_over_the_four_tiles():
 
 
 def test_equal_sizes_keep_their_order_so_that_the_permutation_is_the_same_everywhere():
-    order = spread.spread_order(np.ones(512))
-    np.testing.assert_array_equal(order.reshape(4, 128)[1, :3], [1, 5, 9])
+    order = spread.spread_order(np.arange(512) % 3 + 1.0)
+    rank = np.concatenate([np.arange(2, 512, 3), np.arange(1, 512, 3), np.arange(0, 512, 3)])
+    np.testing.assert_array_equal(order.reshape(4, 128), rank.reshape(128, 4).T)
 
 
 def test_weights_alone_tell_the_loud_channels_that_latents_show():

@@ -1,0 +1,34 @@
+"""The real checkpoint's 150,226 headers are judged in seconds and bounded memory."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from click.testing import CliRunner
+
+CODE = """
+import json, resource, sys
+from click.testing import CliRunner
+from verify.commands import verify
+result = CliRunner().invoke(verify, ["lint", sys.argv[1], "--headers-only", "--json"])
+used = resource.getrusage(resource.RUSAGE_SELF)
+status = json.loads(result.stdout)["status"]
+print(json.dumps([result.exit_code, status, used.ru_maxrss, used.ru_utime + used.ru_stime]))
+"""
+
+
+def test_lint_of_the_real_parents_headers_takes_10_seconds_and_500_mib_at_most(tmp_path: Path) -> None:
+    from pipeline.commands.toy import toy_parent
+
+    made = CliRunner().invoke(toy_parent, [str(tmp_path / "headers"), "--size", "headers"])
+    assert made.exit_code == 0, made.output
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, str(tmp_path / "headers")], capture_output=True, text=True, check=True
+    )
+    exit_code, status, peak, seconds = json.loads(done.stdout)
+    assert (exit_code, status) == (0, "info")
+    assert seconds <= 10.0  # of CPU: a busy machine must not fail it
+    assert peak <= (500 << 10) * (1024 if sys.platform == "darwin" else 1)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from filelock import FileLock
 
 from tests.accept.replay import RECORDED, replayed
 from verify.accept.bound import stale_sentences
@@ -181,6 +182,14 @@ def test_a_resumed_recording_asks_only_what_is_missing_or_failed(tmp_path):
         run = Recorder(client, identity, tmp_path / "run").record(items)
         assert len(replay.asked) == 4
         assert all(row.ok for row in run.rows.values())
+
+
+def test_two_recordings_never_write_to_one_folder(tmp_path):
+    with replayed("parent") as replay, FileLock(tmp_path / "run" / "recording.lock"):
+        result = ask("record", replay.url, "-o", tmp_path / "run", *WITH, "--only", "score")
+    assert result.exit_code == 1
+    assert "another recording is writing here" in result.output
+    assert "/v1/completions" not in replay.asked
 
 
 def test_a_changed_request_of_the_same_name_is_asked_again(tmp_path):

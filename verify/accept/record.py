@@ -11,10 +11,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from verify.accept.client import Client, Reply
 from verify.accept.identity import Identity
 from verify.accept.items import Item
-from verify.accept.runs import Row, Run, add_notes, append_row, read_run, request_digest
+from verify.accept.runs import Row, Run, RunError, add_notes, append_row, read_run, request_digest
 from verify.accept.score import read_positions
 from verify.accept.speculation import acceptance
 from verify.accept.watermark import Watermark
@@ -149,7 +151,20 @@ def _together(replies: Sequence[Reply], seconds: float) -> Reply:
 
 
 def record_all(recorder: Recorder, items: Sequence[Item]) -> Run:
-    """Record, with the draft's counters before and after and the memory watermark around everything."""
+    """Record, with the draft's counters before and after and the memory watermark around everything.
+
+    Raises RunError where another recording is writing to the same folder.
+    """
+    try:
+        with FileLock(recorder.folder / "recording.lock", timeout=0):
+            return _record_all(recorder, items)
+    except Timeout:
+        raise RunError(
+            f"{recorder.folder}: another recording is writing here; wait for it or stop it"
+        ) from None
+
+
+def _record_all(recorder: Recorder, items: Sequence[Item]) -> Run:
     before = acceptance(recorder.client)
     with Watermark() as watermark:
         recorder.record(items)

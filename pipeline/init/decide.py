@@ -9,7 +9,7 @@ from typing import Literal
 
 from pipeline.fp8_source import scales_of
 from pipeline.globs import GlobSet, expand, fold
-from pipeline.init.look import NATIVE, children, home_of, rows_of, text_config
+from pipeline.init.look import NATIVE, PACKED, children, home_of, rows_of, text_config
 from pipeline.init.vocabulary import AXES, GROUPS, Group, Row
 from pipeline.profiles.child import FLOATS
 from pipeline.types import BlockShape, Parent, TensorRef
@@ -43,7 +43,13 @@ class Instance:
 def decide(parent: Parent, profile: str, aim: Aim) -> dict[str, Decision]:
     """Tensor -> Decision, for every tensor of the parent."""
     rows, tensors = rows_of(parent), parent.tensors
+    alone = _can_declare_no_more(rows.values(), parent, profile)
     decisions = {name: _at_first(rows[name], tensors[name], parent, profile, aim) for name in tensors}
+    if alone:
+        kept = "the parent's own quantisation and new FP8 can't both be declared by the profile " + repr(
+            profile
+        )
+        decisions = {name: made or Decision("float Linears", reason=kept) for name, made in decisions.items()}
     candidates = [name for name, decision in decisions.items() if decision is None]
     instances = fused(parent, candidates)
     grouped = {name for instance in instances for name in instance.members}
@@ -59,6 +65,14 @@ def decide(parent: Parent, profile: str, aim: Aim) -> dict[str, Decision]:
             decisions[name] = _converts(rows[name], block)
     made = {name: decision for name, decision in decisions.items() if decision is not None}
     return {**made, **_whole_banks(made)}
+
+
+def _can_declare_no_more(rows: Iterable[Row], parent: Parent, profile: str) -> bool:
+    """Whether the parent is quantised already in a way that the profile has no words for beside its own."""
+    kinds, method = set(map(id, rows)), (parent.config.get("quantization_config") or {}).get("quant_method")
+    if id(PACKED) in kinds and (profile, method) != ("modelopt-mixed", "modelopt"):
+        return True
+    return id(NATIVE) in kinds and (profile == "compressed-tensors" or method != "fp8")
 
 
 def _whole_banks(decisions: Mapping[str, Decision]) -> dict[str, Decision]:

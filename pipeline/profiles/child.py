@@ -82,7 +82,9 @@ def unquantised(child: Child) -> list[str]:
     (`mlp.experts.gate_up_proj`) are listed by their module, unless something below it has codes: a loader takes a
     listed module for all that lies in it.
     """
-    with_codes = {prefix for weight in blocks(child) for prefix in accumulate(weight.split("."), "{}.{}".format)}
+    with_codes = {
+        prefix for weight in blocks(child) for prefix in accumulate(weight.split("."), "{}.{}".format)
+    }
     modules: set[str] = set()
     for name, ref in child.tensors.items():
         if ref.dtype not in FLOATS or len(ref.shape) < 2:

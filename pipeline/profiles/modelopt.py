@@ -30,9 +30,14 @@ def problems(child: Child) -> list[str]:
         for weight, block in blocks(child).items()
         if block.rows != block.cols
     )
-    if child.stated.get("quant_method") in (None, "modelopt"):
+    if _is_ours(child) or not child.conversions:
         return found
     return found + sample(_foreign(child))
+
+
+def _is_ours(child: Child) -> bool:
+    """Whether the parent is plain, or quantised as ModelOpt declares it."""
+    return child.stated.get("quant_method") in (None, "modelopt")
 
 
 def _foreign(child: Child) -> Iterator[str]:
@@ -50,6 +55,8 @@ def _foreign(child: Child) -> Iterator[str]:
 def declare(child: Child) -> tuple[dict[str, Any], int]:
     """The child's config and its number of `quantized_layers` entries, aliases included."""
     recipe, stated = child.recipe, child.stated
+    if not _is_ours(child) and not child.conversions:
+        return dict(child.config), 0
     if stated.get("quant_method") != "modelopt":
         stated = {"quant_method": "modelopt", "ignore": []}
     layers = dict(stated.get("quantized_layers") or {})

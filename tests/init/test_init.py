@@ -181,6 +181,18 @@ def test_packed_weights_pass_through_with_their_scales(packed: list[Tensor]) -> 
     assert made["packed weights"].action == "keep"
 
 
+@pytest.mark.parametrize("profile", ["fp8", "compressed-tensors", "modelopt-mixed"])
+def test_beside_mxfp4_experts_nothing_more_is_quantised_and_the_config_stays(profile: str) -> None:
+    """gpt-oss: no profile declares MXFP4 and block FP8 in one checkpoint."""
+    packed: list[Tensor] = [
+        (LAYER + "mlp.experts.gate_up_proj_blocks", "U8", (2, 8, 8, 16)),
+        (LAYER + "mlp.experts.gate_up_proj_scales", "U8", (2, 8, 8)),
+    ]
+    made = drafted([*bf16(ATTENTION), *packed], profile, quantization_config={"quant_method": "mxfp4"})
+    assert families(made)["float Linears"].tensors == 4
+    assert made.plan.conversions == {}
+
+
 def test_block_fp8_passes_through_or_goes_back_to_bf16(tmp_path: Path) -> None:
     tensors = [
         *bf16({"input_layernorm.weight": (256,)}),

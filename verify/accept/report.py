@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from verify.accept.compare import Comparison, Scored
+from verify.accept.diverge import Divergence
 from verify.accept.measure import Measure, Proportion, as_plain, failures, soak_seconds
 from verify.accept.protocol import Published
 from verify.accept.runs import Run
@@ -37,18 +38,7 @@ def lines(comparison: Comparison) -> Iterator[str]:
         v = comparison.variant
         yield f"  against {v['folder']}: right alone {v['only_test']} and {v['only_variant']}, McNemar p = {v['p']:.4f}"
     if comparison.divergence:
-        d = comparison.divergence
-        where = (
-            "none parts"
-            if d.median_index is None
-            else f"median index of the first difference {d.median_index:g}"
-        )
-        margin = (
-            f", baseline's margin there {min(d.margins):.3f} to {max(d.margins):.3f} nats"
-            if d.margins
-            else ""
-        )
-        yield f"Greedy chains (no gate): {d.identical} of {d.chains} identical; {where}{margin}"
+        yield _greedy(comparison.divergence)
     yield "Gates:"
     yield from (f"  {ruling.sentence}" for ruling in comparison.rulings)
     for phase, measures in comparison.measures.items():
@@ -58,6 +48,15 @@ def lines(comparison: Comparison) -> Iterator[str]:
     if soak := soak_seconds(comparison.test):
         yield f"Soak, seconds each: {', '.join(f'{s:.1f}' for s in soak)}"
     yield from _failures(comparison)
+
+
+def _greedy(d: Divergence) -> str:
+    if d.median_index is None:
+        return f"Greedy chains (no gate): all {d.chains} identical"
+    text = f"Greedy chains (no gate): {d.identical} of {d.chains} identical; median first difference at {d.median_index:g}"
+    if d.margins:
+        text += f", where the baseline led by {min(d.margins):.3f} to {max(d.margins):.3f} nats"
+    return text
 
 
 def _scored(scored: Scored) -> Iterator[str]:

@@ -144,9 +144,15 @@ def _family(told: Told, weights: Sequence[Weight], measures: Measures) -> Family
         exact_blocks=sum(weight.exact_blocks or 0 for weight in counted) if counted else None,
         rerounded=sum(each.rerounded for each in measured.values()),
         error=added.error if added else None,
-        worst=max((each.error.stored or 0.0 for each in measured.values()), default=None),
+        worst=_largest([each.error.stored for each in measured.values()]),
         layers=_layers(told.name, measured),
     )
+
+
+def _largest(errors: Sequence[float | None]) -> float | None:
+    """None where one of them is no number, which is worse than any."""
+    known = [error for error in errors if error is not None]
+    return max(known) if known and len(known) == len(errors) else None
 
 
 def _layers(family: str, measured: Measures) -> tuple[LayerError, ...]:

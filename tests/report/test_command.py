@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+pytest.importorskip("jinja2", reason="the report needs the extra `report`")
+pytest.importorskip("matplotlib", reason="the report's figures need the extra `report`")
+
 from pipeline.commands import report as command
 from pipeline.commands.report import report
 from pipeline.errors import CheckpointError

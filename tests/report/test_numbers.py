@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from kernels.formats import E4M3_VALUES
 from pipeline.report.facts import Facts
 from pipeline.report.histogram import CODE_BINS, ERROR_BINS, STEPS, code_counts, error_counts
-from pipeline.report.page import render_page
 from pipeline.report.served import is_rerounded, power_of_two_above, reround
 from pipeline.report.units import percent
 from verify.checkpoint import open_checkpoint
@@ -44,6 +43,10 @@ def test_each_family_s_error_stands_in_what_verify_roundtrip_prints(
 ) -> None:
     """The digits of its sentence are those of the page, of the family and of its worst weight."""
     parent, out = (Folder(folder) for folder in small)
+    pytest.importorskip("jinja2", reason="the report needs the extra `report`")
+    pytest.importorskip("matplotlib", reason="the report's figures need the extra `report`")
+    from pipeline.report.page import render_page
+
     printed = roundtrip(out, parent, Limits()).facts["families"]
     assert isinstance(printed, dict)
     page = render_page(facts)

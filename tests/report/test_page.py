@@ -13,8 +13,15 @@ import pytest
 pytest.importorskip("matplotlib", reason="the report's figures need the extra `report`")
 pytest.importorskip("jinja2", reason="the report needs the extra `report`")
 
-from pipeline.report.facts import Facts
-from pipeline.report.page import error_range, heat_top, render_card, render_page, told_findings
+from pipeline.report.facts import Error, Facts
+from pipeline.report.page import (
+    NAMES_SHOWN_MAX,
+    error_range,
+    heat_top,
+    render_card,
+    render_page,
+    told_findings,
+)
 from pipeline.report.plots import cells, heat
 from tests.report.real import FINDINGS
 
@@ -122,6 +129,34 @@ def test_any_family_name_can_be_drawn(changed: Callable[..., Facts], facts: Fact
     page.encode(errors="backslashreplace")
     rows = [line for line in render_card(odd).splitlines() if line.startswith("|")]
     assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
+
+
+def test_an_error_that_is_no_number_is_told_as_the_worst(changed: Callable[..., Facts], facts: Facts) -> None:
+    """JSON has no word for it, so it is None; the table sorts it behind every number."""
+    nothing = Error(None, None, None, 4, None, None, None, None, None, None, 0, 0)
+    first, *others = facts.weights
+    family, *families = facts.families
+    layers = tuple(replace(at, error=nothing) for at in family.layers)
+    page = render_page(
+        changed(
+            weights=(replace(first, error=nothing), *others),
+            families=(replace(family, error=nothing, worst=None, layers=layers), *families),
+        )
+    )
+    assert Outline(page).open == []
+    assert page.count('data-sort="Infinity">–') == 3
+
+
+def test_what_was_left_out_renamed_or_repaired_is_listed_up_to_a_limit(changed: Callable[..., Facts]) -> None:
+    dropped = tuple(f"gone.{n:03}.weight" for n in range(NAMES_SHOWN_MAX + 5))
+    odd = changed(dropped=dropped, renamed={"a.b": "c<d"}, repairs=({"stage": "reconcile", "experts": 12},))
+    page = render_page(odd)
+    assert Outline(page).open == []
+    assert f"Left out: {NAMES_SHOWN_MAX + 5} tensors" in page
+    assert page.count("gone.<wbr>") == NAMES_SHOWN_MAX
+    assert "<code>a.<wbr>b</code> → <code>c&lt;d</code>" in page
+    assert "stage: <code>reconcile</code>, experts: <code>12</code>" in page
+    assert f"{NAMES_SHOWN_MAX + 5} tensors of the parent are left out and 1 renamed" in render_card(odd)
 
 
 def test_without_a_parent_the_page_says_what_it_leaves_out(facts_alone: Facts) -> None:

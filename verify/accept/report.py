@@ -53,7 +53,7 @@ def lines(comparison: Comparison) -> Iterator[str]:
 def _greedy(d: Divergence) -> str:
     if d.median_index is None:
         return f"Greedy chains (no gate): all {d.chains} identical"
-    text = f"Greedy chains (no gate): {d.identical} of {d.chains} identical; median first difference at {d.median_index:g}"
+    text = f"Greedy chains (no gate): {d.identical} of {d.chains} identical; median parting at token {d.median_index:g}"
     if d.margins:
         text += f", where the baseline led by {min(d.margins):.3f} to {max(d.margins):.3f} nats"
     return text

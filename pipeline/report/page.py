@@ -61,7 +61,7 @@ def _environment(is_html: bool) -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters |= {"human": human, "percent": percent, "count": count, "change": change}
-    environment.filters |= {"breakable": breakable, "cell": cell}
+    environment.filters |= {"breakable": breakable, "cell": cell, "done_why": done_why}
     return environment
 
 
@@ -75,6 +75,7 @@ def _common(facts: Facts) -> dict[str, Any]:
         "stored": error_range(converted, "stored"),
         "served": error_range(converted, "served"),
         "exact": exact_blocks(converted),
+        "repairs": told_repairs(facts.repairs),
         "names_shown_max": NAMES_SHOWN_MAX,
         "findings": told_findings(facts.lint.rules),
     }
@@ -96,6 +97,29 @@ def told_findings(rules: Iterable[RuleFindings]) -> list[str]:
         if totals[name]
     ]
     return told if totals["error"] or totals["warning"] else ["clean", *(told or ["no findings"])]
+
+
+def told_repairs(repairs: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A sentence for each kind of repair: how many, and the range of each number in parts per million."""
+    kinds: dict[str, list[Mapping[str, Any]]] = {}
+    for repair in repairs:
+        kinds.setdefault(str(repair.get("repair")), []).append(repair)
+    return [f"{kind}: {count(len(group))}{_ranges(group)}" for kind, group in sorted(kinds.items())]
+
+
+def _ranges(group: list[Mapping[str, Any]]) -> str:
+    told = ""
+    for key in sorted(key for key in group[0] if key.endswith("_ppm")):
+        numbers = [repair[key] / 1_000_000 for repair in group]
+        name = key.removesuffix("_ppm").replace("_", " ")
+        told += f"; {name} {percent(min(numbers))} to {percent(max(numbers))}"
+    return told
+
+
+def done_why(family: Family) -> str:
+    """The reason of a family that was not converted, after what was done if that is not keeping it."""
+    done = [] if family.action == "keep" and family.reason else [family.action]
+    return ": ".join([*done, *([family.reason] if family.reason else [])])
 
 
 def error_range(families: Iterable[Family], kind: str) -> str:

@@ -16,6 +16,7 @@ pytest.importorskip("jinja2", reason="the report needs the extra `report`")
 from pipeline.report.facts import Error, Facts
 from pipeline.report.page import (
     NAMES_SHOWN_MAX,
+    done_why,
     error_range,
     heat_top,
     render_card,
@@ -149,13 +150,17 @@ def test_an_error_that_is_no_number_is_told_as_the_worst(changed: Callable[..., 
 
 def test_what_was_left_out_renamed_or_repaired_is_listed_up_to_a_limit(changed: Callable[..., Facts]) -> None:
     dropped = tuple(f"gone.{n:03}.weight" for n in range(NAMES_SHOWN_MAX + 5))
-    odd = changed(dropped=dropped, renamed={"a.b": "c<d"}, repairs=({"stage": "reconcile", "experts": 12},))
+    repairs = tuple(
+        {"repair": "reconcile/1", "tensor": f"t{n}", "error_before_ppm": 1000 * n} for n in (9, 800)
+    )
+    odd = changed(dropped=dropped, renamed={"a.b": "c<d"}, repairs=repairs)
     page = render_page(odd)
     assert Outline(page).open == []
     assert f"Left out: {NAMES_SHOWN_MAX + 5} tensors" in page
     assert page.count("gone.<wbr>") == NAMES_SHOWN_MAX
     assert "<code>a.<wbr>b</code> → <code>c&lt;d</code>" in page
-    assert "stage: <code>reconcile</code>, experts: <code>12</code>" in page
+    assert "repair: <code>reconcile/1</code>, tensor: <code>t800</code>" in page
+    assert "- reconcile/1: 2; error before 0.900 % to 80.000 %" in render_card(odd)
     assert f"{NAMES_SHOWN_MAX + 5} tensors of the parent are left out and 1 renamed" in render_card(odd)
 
 
@@ -208,6 +213,13 @@ def test_the_page_of_the_real_layout_is_small_and_lists_converted_weights_alone(
     assert table.count("<tr>") == 1 + 549
     assert f"The first 20 of {FINDINGS:,}" in real_page
     assert len(real_page.encode()) < 1_500_000
+
+
+def test_what_was_done_stands_before_the_reason_where_it_is_not_keeping(facts: Facts) -> None:
+    family = facts.families[-1]
+    assert done_why(replace(family, action="keep", reason="small")) == "small"
+    assert done_why(replace(family, action="drop", reason="text only")) == "drop: text only"
+    assert done_why(replace(family, action="reconcile", reason=None)) == "reconcile"
 
 
 def test_ranges_and_counts_read_as_sentences(real: Facts) -> None:

@@ -157,7 +157,7 @@ def select_pools(
     ends: torch.Tensor,
     k: int,
 ) -> torch.Tensor:
-    """The k best pools, int64 [rows, k] counted from each row's request, -1 where there are fewer.
+    """The k best pools, int32 [rows, k] counted from each row's request, -1 where there are fewer.
 
     q e4m3 [rows, heads, 128]; weights f32 [rows, heads]; starts and ends int32 [rows]: the pools that a row may
     see, counted through the chunk's requests.
@@ -167,15 +167,18 @@ def select_pools(
     request = torch.searchsorted(chunk.local_cu_seq_lens[1:], starts, right=True).clamp_max(
         chunk.num_reqs - 1
     )
-    best = torch_topk.empty(rows, k, q.device)
-    for first, keys, scales, offsets in _gathered_tiles(op, chunk, plan):
-        begins = offsets[request]
-        lengths = (ends - starts - first).clamp(0, plan.pools)
-        for begin in range(0, rows, plan.rows):
-            part = slice(begin, begin + plan.rows)
-            logits = _logits(q[part], keys, scales, weights[part], begins[part], lengths[part], plan.pools)
-            best[part] = torch_topk.fold(best[part], first, logits, _best_of_tile(logits, lengths[part], k))
-    return torch_topk.unpack(best)
+    parts = [slice(begin, min(begin + plan.rows, rows)) for begin in range(0, rows, plan.rows)]
+    found = torch.empty((rows, k), dtype=torch.int32, device=q.device)
+    for part in parts:
+        running = torch_topk.Running(part.stop - part.start, k, tiling.WINNERS, q.device, _best_of)
+        for first, keys, scales, offsets in _gathered_tiles(op, chunk, plan):
+            lengths = (ends[part] - starts[part] - first).clamp(0, plan.pools)
+            begins = offsets[request[part]]
+            running.add(
+                first, _logits(q[part], keys, scales, weights[part], begins, lengths, plan.pools), lengths
+            )
+        found[part] = running.best()
+    return found
 
 
 def _gathered_tiles(
@@ -208,17 +211,17 @@ def _logits(
     return as_fp32_logits(scores, lengths)
 
 
-def _best_of_tile(logits: torch.Tensor, lengths: torch.Tensor, k: int) -> torch.Tensor:
-    """Columns int32 [rows, k] of the best, by vLLM's kernel; -1 where there are fewer."""
-    chosen = torch.empty((logits.shape[0], k), dtype=torch.int32, device=logits.device)
+def _best_of(scores: torch.Tensor, lengths: torch.Tensor, k: int) -> torch.Tensor:
+    """Columns int32 [rows, k] of the best, by vLLM's kernel, in no order; -1 where there are fewer."""
+    chosen = torch.empty((scores.shape[0], k), dtype=torch.int32, device=scores.device)
     torch.ops._C.top_k_per_row_prefill(
-        logits,
+        scores,
         torch.zeros_like(lengths),
         lengths,
         chosen,
-        logits.shape[0],
-        logits.stride(0),
-        logits.stride(1),
+        scores.shape[0],
+        scores.stride(0),
+        scores.stride(1),
         k,
     )
     return chosen

@@ -14,9 +14,10 @@ from runtime_patch.errors import PatchError
 POOL_BYTES = 132  # a pool's 128 E4M3 codes and one f32 scale
 LOGIT_BYTES = 4
 GATHERED_POOLS = 8192  # pools of all requests of a tile together: wide enough for a GEMM, 1 MiB of keys
-# Per row and selected pool: two int64 keys while merging, their sorted values and int64 positions, an index, a
-# gathered score and its int64 position, and the new key with its parts.
-SELECTION_BYTES = 8 * (2 + 1 + 1) + 4 + 4 + 8 + 8 * 3
+WINNERS = 3  # tiles whose winners stand beside the best so far
+# A row and selected pool: score and index in each column of the winners, and while a tile is added its column as
+# int32 and int64, its score, its index, and the masks.
+SELECTION_BYTES = 8 * (1 + WINNERS) + 4 + 8 + 4 + 8 + 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,7 @@ def world(monkeypatch):
     monkeypatch.setattr(tiling, "GATHERED_POOLS", 4 * PAGE)
     monkeypatch.delitem(sys.modules, "runtime_patch.indexer", raising=False)
     indexer = importlib.import_module("runtime_patch.indexer")
-    monkeypatch.setattr(indexer, "_best_of_tile", torch_topk.select)
+    monkeypatch.setattr(indexer, "_best_of", torch_topk.select)
     yield types.SimpleNamespace(indexer=indexer, seen=seen, config=config)
     sys.modules.pop("runtime_patch.indexer", None)
 

@@ -62,38 +62,29 @@ def test_a_scale_that_was_not_loaded_is_an_error(broken):
 SCORES = arrays.arrays(
     np.float32,
     st.tuples(st.integers(1, 4), st.integers(1, 40)),
-    elements=st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.5, -3e38, 3e38, 1e-40, float("-inf")]),
+    elements=st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.5, -3e38, 3e38, 1e-40]),
 )
 
 
 @settings(max_examples=60, deadline=None)
-@given(SCORES, st.integers(1, 12), st.integers(1, 9), st.data())
-def test_two_levels_give_the_order_of_one(scores, k, width, data):
+@given(SCORES, st.integers(1, 12), st.integers(1, 9), st.integers(1, 3), st.data())
+def test_two_levels_give_the_order_of_one(scores, k, width, beside, data):
     """Whatever the tiles: highest score first, of equal scores the lower index, -1 where there are fewer."""
     rows, columns = scores.shape
     lengths = np.array(data.draw(st.lists(st.integers(0, columns), min_size=rows, max_size=rows)))
     tensor = torch.from_numpy(scores)
-    tiles = (
-        (
-            begin,
-            tensor[:, begin : begin + width].contiguous(),
-            torch.from_numpy((lengths - begin).clip(0, width)),
-        )
-        for begin in range(0, columns, width)
-    )
-    got = torch_topk.two_level(tiles, rows, k).numpy()
-    assert got.tolist() == torch_topk.reference(scores, lengths, k).tolist()
+    running = torch_topk.Running(rows, k, beside, "cpu")
+    for begin in range(0, columns, width):
+        part = torch.from_numpy((lengths - begin).clip(0, width))
+        running.add(begin, tensor[:, begin : begin + width].contiguous(), part)
+    assert running.best().tolist() == torch_topk.reference(scores, lengths, k).tolist()
 
 
 def test_keys_order_as_scores():
-    """Keys of one index rise with the scores, negative, subnormal and infinite ones too."""
-    scores = torch.tensor([float("-inf"), -3e38, -1.0, -1e-40, 0.0, 1e-40, 1.0, 3e38, float("inf")])
-    keys = torch_topk.pack(scores, torch.zeros(len(scores), dtype=torch.int32))
-    assert (keys.diff() > 0).all()
-    assert torch.equal(
-        torch_topk.pack(torch.tensor([-0.0]), torch.tensor([3])),
-        torch_topk.pack(torch.zeros(1), torch.tensor([3])),
-    )
+    """Keys rise with the scores, negative, subnormal and infinite ones too; of equal scores the first is higher."""
+    scores = [float("-inf"), -3e38, -1.0, -1e-40, 0.0, 1e-40, 1.0, 3e38, float("inf")]
+    assert (torch_topk.keys(torch.tensor([scores]))[0].diff() > 0).all()
+    assert (torch_topk.keys(torch.tensor([[-0.0, 0.0, -0.0]]))[0].diff() < 0).all()
 
 
 def test_garbage_beyond_a_rows_end_is_never_chosen():
@@ -107,13 +98,13 @@ def test_scratch_does_not_grow_with_the_context():
     """1,024 rows of one request: 64 MiB hold every tile, at 524,288 tokens as at any other context."""
     plan = tiling.plan(rows=1024, requests=1, selected=512, page=64, budget_bytes=64 << 20)
     assert plan.scratch_bytes <= 64 << 20
-    assert (plan.pools, plan.rows) == (8192, 512)
+    assert (plan.pools, plan.rows) == (8192, 1024)
     tiles_at_524288 = -(-(524_288 // 4) // plan.pools)
     assert tiles_at_524288 == 16
     # What stock takes for the same step: gathered keys for twice the context eight times over, and 512 MiB of logits.
     stock = 524_288 * 8 * 2 // 4 * tiling.POOL_BYTES + (512 << 20)
     assert stock == 813_694_976
-    assert plan.scratch_bytes * 20 < stock
+    assert plan.scratch_bytes * 12 < stock
 
 
 @given(st.integers(1, 5000), st.integers(1, 64), st.sampled_from([64, 1088]), st.integers(8, 512))
@@ -131,5 +122,5 @@ def test_plans_keep_their_budget(rows, requests, page, mebibytes):
 
 def test_a_budget_for_nothing_is_refused():
     """A budget that holds no row says how much one needs."""
-    with pytest.raises(PatchError, match="at least 1150976 needed"):
+    with pytest.raises(PatchError, match="at least 1143808 needed"):
         tiling.plan(1, 1, 512, 64, 1 << 20)

@@ -23,6 +23,7 @@ from pipeline.lock import load_lock, lock_path
 from pipeline.plan import plan_json
 from pipeline.probe import Probed, probe
 from pipeline.unchanged import is_unchanged
+from verify.accept.bound import stale_sentences
 
 recipe_option = click.option(
     "-c",
@@ -166,13 +167,17 @@ def explain(config: Path, parent: Path, out: Path, paranoid: bool, as_json: bool
     """
     prepared = _prepare(config, parent, paranoid)
     verdicts = run.explain(prepared, out, Settings(paranoid=paranoid), _tell)
-    if as_json:
-        click.echo(json.dumps({"shards": {verdict.file: verdict.reason for verdict in verdicts}}))
-        return
     stale = [verdict for verdict in verdicts if verdict.reason]
+    runs = list(stale_sentences(out, will_change=bool(stale)))
+    if as_json:
+        shards = {verdict.file: verdict.reason for verdict in verdicts}
+        click.echo(json.dumps({"shards": shards, "accept_runs": runs}))
+        return
     for verdict in stale:
         click.echo(f"{verdict.file}: will be made: {verdict.reason}")
     click.echo(f"{len(stale)} of {len(verdicts)} shards will be made; the others are up to date")
+    for sentence in runs:
+        click.echo(sentence)
 
 
 def _prepare(config: Path, parent: Path, paranoid: bool = False) -> Prepared:

@@ -15,6 +15,7 @@ STEP_PERCENT = 0.5  # width of a bin of relative error
 STEPS = 24  # so the last one ends at 12 %; an E4M3 code of full precision is at most 5.9 % off
 ERROR_BINS = STEPS + 2  # none at all, the steps, beyond them
 EXPONENTS = 16  # of E4M3; the first holds the subnormal codes
+EXPONENT_BIAS = 7
 CODE_BINS = EXPONENTS + 1  # zero, then the exponents
 
 

@@ -12,7 +12,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from pipeline.report import plots
+from pipeline.report import heatmap, plots
+from pipeline.report.canvas import SIZES
 from pipeline.report.facts import Facts, Family, RuleFindings, Weight
 from pipeline.report.histogram import shares
 from pipeline.report.units import SPACE, change, count, human, percent
@@ -29,9 +30,9 @@ def render_page(facts: Facts) -> str:
     if converted:
         figures["sizes"] = _both_sizes(plots.sizes, converted)
     if measured:
-        figures["stored"] = _both_sizes(plots.heat, measured, "stored", top)
-        figures["served"] = _both_sizes(plots.heat, measured, "served", top)
-        figures["scale"] = Markup(plots.scale(top))
+        figures["stored"] = _both_sizes(heatmap.heat, measured, "stored", top)
+        figures["served"] = _both_sizes(heatmap.heat, measured, "served", top)
+        figures["scale"] = Markup(heatmap.scale(top))
     return (
         _environment(True)
         .get_template("report.html.j2")
@@ -168,7 +169,7 @@ def _parts(name: str) -> list[str]:
 
 
 def _both_sizes(draw: Any, *what: Any) -> Markup:
-    drawn = (f'<div class="{size}">{draw(*what, size)}</div>' for size in plots.SIZES)
+    drawn = (f'<div class="{size}">{draw(*what, size)}</div>' for size in SIZES)
     return Markup("".join(drawn))
 
 

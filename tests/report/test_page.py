@@ -14,6 +14,7 @@ pytest.importorskip("matplotlib", reason="the report's figures need the extra `r
 pytest.importorskip("jinja2", reason="the report needs the extra `report`")
 
 from pipeline.report.facts import Error, Facts
+from pipeline.report.heatmap import cells, heat
 from pipeline.report.page import (
     NAMES_SHOWN_MAX,
     done_why,
@@ -23,7 +24,6 @@ from pipeline.report.page import (
     render_page,
     told_findings,
 )
-from pipeline.report.plots import cells, heat
 from tests.report.real import FINDINGS
 
 VOID = {"meta", "link", "input", "wbr", "br"}

@@ -89,7 +89,8 @@ def pin(
     `read_all` computes every one, and with it the digest of tensors that lets a build check for nothing.
     """
     files = {}
-    headers = {header.shard: header for header in parent.headers}
+    # What a repair takes from elsewhere has that file's header, which says nothing about the parent's own.
+    headers = {header.shard: header for header in parent.headers if header.shard not in parent.replaced}
     for name in sorted(_locked_names(parent)):
         known = None if read_all else _downloaded_sha256(parent.folder, name)
         if known:

@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.container import file_stat
 from pipeline.job import Prepared, Settings
-from pipeline.lock import holds_tensors
+from pipeline.lock import Lock, holds_tensors
 from pipeline.manifest.digest import FILE_ALGORITHM, NO_FILE_ALGORITHM
 from pipeline.manifest.records import (
     MANIFEST_FILE,
@@ -25,7 +25,7 @@ from pipeline.manifest.records import (
 )
 from pipeline.manifest.store import Seen, Store
 from pipeline.shardio import CHUNK_BYTES, Sink, Source
-from pipeline.types import CONFIG_FILE, INDEX_FILE, README_FILE, SINGLE_FILE, Parent, ShardPlan, Stat
+from pipeline.types import CONFIG_FILE, INDEX_FILE, README_FILE, SINGLE_FILE, Header, Parent, ShardPlan, Stat
 
 _NOT_COUNTS = frozenset({"family", "recipe", "block"})
 
@@ -152,21 +152,35 @@ def _sha256(path: Path) -> str:
 
 
 def _parent_verified(prepared: Prepared, receipts: Sequence[Receipt]) -> bool:
-    """Whether every byte read from the parent is the pinned one. Raises CheckpointError where one is not."""
+    """Whether every byte of the parent is known to be the pinned one. Raises CheckpointError where one is not."""
     if prepared.lock is None:
         return False
+    digests = _input_digests(prepared.plan.shards, receipts)
     known = [
-        holds_tensors(prepared.lock, shard.inputs[0], _input_digests(shard, receipt))
-        for shard, receipt in zip(prepared.plan.shards, receipts, strict=True)
-        if not prepared.plan.dropped and shard.file not in prepared.parent.replaced
+        _is_pinned(prepared.lock, header, digests)
+        for header in prepared.parent.headers
+        if header.shard not in prepared.parent.replaced
     ]
     return prepared.held_by_bytes or (all(known) and len(known) == len(prepared.parent.headers))
 
 
-def _input_digests(shard: ShardPlan, receipt: Receipt) -> dict[str, str]:
-    """Parent tensor -> digest, for every tensor that the shard was made from."""
-    outputs = {piece.source.name: piece.ref.name for piece in shard.pieces}
-    return {name: receipt.sources.get(name) or receipt.tensors[output] for name, output in outputs.items()}
+def _is_pinned(lock: Lock, header: Header, digests: Mapping[str, str]) -> bool:
+    """Whether all of a shard's tensors were read and are the pinned ones; raises CheckpointError where one is not."""
+    read = {ref.name: digests[ref.name] for ref in header.tensors if ref.name in digests}
+    return len(read) == len(header.tensors) and holds_tensors(lock, header.shard, read)
+
+
+def _input_digests(shards: Sequence[ShardPlan], receipts: Sequence[Receipt]) -> dict[str, str]:
+    """Parent tensor -> digest, for every one that was read. What was passed on has the digest of its output."""
+    digests = {
+        piece.source.name: receipt.tensors[piece.ref.name]
+        for shard, receipt in zip(shards, receipts, strict=True)
+        for piece in shard.pieces
+        if piece.part == "bytes"
+    }
+    for receipt in receipts:
+        digests.update(receipt.sources)
+    return digests
 
 
 def _manifest(

@@ -57,7 +57,7 @@ class BoundedIndexer(SparseAttnIndexerKpool):
     def pools_max(self) -> int:
         """Pools whose keys are gathered at a time, whatever the context: the size of the workspace."""
         page = self.k_cache.cache_config.block_size
-        return max(tiling.GATHERED_POOLS, self.requests_max * page)
+        return tiling.gathered_most(self.requests_max, page, self.budget_bytes)
 
     def forward_cuda(
         self,
@@ -163,7 +163,15 @@ def select_pools(
     see, counted through the chunk's requests.
     """
     rows = q.shape[0]
-    plan = tiling.plan(rows, chunk.num_reqs, k, op.k_cache.kv_cache.shape[1], op.budget_bytes)
+    plan = tiling.plan(
+        rows=rows,
+        requests=chunk.num_reqs,
+        longest=chunk.max_seqlen_k,
+        selected=k,
+        page=op.k_cache.kv_cache.shape[1],
+        gathered=op.pools_max,
+        budget_bytes=op.budget_bytes,
+    )
     request = torch.searchsorted(chunk.local_cu_seq_lens[1:], starts, right=True).clamp_max(
         chunk.num_reqs - 1
     )

@@ -16,6 +16,7 @@ from tests.runtime_patch.fake_vllm import Namespace, State  # noqa: E402
 
 PAGE, DIM, HEADS, KPOOL, TOPK = 4, 8, 2, 4, 24  # pools a page, code bytes a pool, ..., tokens selected
 K = TOPK // KPOOL
+TILE = 4 * PAGE  # pools of a tile: the tests' budget holds about so many
 
 
 @dataclass
@@ -127,7 +128,6 @@ def world(monkeypatch):
         module.__dict__.update(attributes)
         monkeypatch.setitem(sys.modules, name, module)
     sys.modules["vllm"]._custom_ops = sys.modules["vllm._custom_ops"]
-    monkeypatch.setattr(tiling, "GATHERED_POOLS", 4 * PAGE)
     monkeypatch.delitem(sys.modules, "runtime_patch.indexer", raising=False)
     indexer = importlib.import_module("runtime_patch.indexer")
     monkeypatch.setattr(indexer, "_best_of", torch_topk.select)
@@ -178,6 +178,7 @@ def make(world, lengths, queries):
         {"prefix": "indexer", "kv_cache": cache, "cache_config": Namespace({"block_size": PAGE})}
     )
     op = world.indexer.BoundedIndexer(k_cache, torch.full((rows, TOPK), -7, dtype=torch.int32), world.seen)
+    op.budget_bytes = 4 * TILE * tiling.POOL_BYTES + rows * tiling.row_bytes(TILE, K)
     q = torch.randint(-2, 3, (rows, HEADS, DIM), generator=generator).float()
     weights = torch.randint(1, 3, (rows, HEADS), generator=generator).float()
     return op, chunk, q, weights, torch.tensor(positions)
@@ -223,19 +224,22 @@ def test_selects_what_the_whole_context_gives(world, lengths, queries):
 
 def test_nothing_grows_with_the_context(world):
     """Ten times the context gathers and scores no more at a time."""
-    for length in (200, 2000):
+    most = []
+    for length in (400, 4000):
         world.seen.gathered.clear()
         world.seen.logits.clear()
-        run(world, *make(world, [length], [4]))
-        assert max(world.seen.gathered) <= tiling.GATHERED_POOLS
-        assert {width for _, width in world.seen.logits} == {tiling.GATHERED_POOLS}
+        op, *asked = make(world, [length], [4])
+        run(world, op, *asked)
+        most.append((max(world.seen.gathered), {width for _, width in world.seen.logits}))
+        assert max(world.seen.gathered) <= op.pools_max
+        assert len(world.seen.gathered) > 1
+    assert most[0] == most[1]
 
 
 def test_rows_are_cut_to_the_budget(world):
-    """A budget for three rows scores three rows at a time, with the same result."""
+    """A budget for three rows of a page scores three rows at a time, with the same result."""
     op, chunk, q, weights, positions = make(world, [200], [9])
-    keys = tiling.GATHERED_POOLS * tiling.POOL_BYTES
-    op.budget_bytes = keys + 3 * tiling.row_bytes(tiling.GATHERED_POOLS, K)
+    op.budget_bytes = PAGE * tiling.POOL_BYTES + 3 * tiling.row_bytes(PAGE, K)
     out = run(world, op, chunk, q, weights, positions)
     assert {rows for rows, _ in world.seen.logits} == {3}
     assert out[:, ::KPOOL].tolist() == best(op, chunk, q, weights).tolist()

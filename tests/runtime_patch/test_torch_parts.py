@@ -94,33 +94,59 @@ def test_garbage_beyond_a_rows_end_is_never_chosen():
     assert chosen.tolist() == [[1, 0, -1]]
 
 
+def plan(rows=1024, requests=1, longest=131_072, page=64, budget=64 << 20):
+    gathered = tiling.gathered_most(requests, page, budget)
+    return tiling.plan(
+        rows=rows,
+        requests=requests,
+        longest=longest,
+        selected=512,
+        page=page,
+        gathered=gathered,
+        budget_bytes=budget,
+    )
+
+
 def test_scratch_does_not_grow_with_the_context():
-    """1,024 rows of one request: 64 MiB hold every tile, at 524,288 tokens as at any other context."""
-    plan = tiling.plan(rows=1024, requests=1, selected=512, page=64, budget_bytes=64 << 20)
-    assert plan.scratch_bytes <= 64 << 20
-    assert (plan.pools, plan.rows) == (8192, 1024)
-    tiles_at_524288 = -(-(524_288 // 4) // plan.pools)
-    assert tiles_at_524288 == 16
+    """1,024 rows of one request: 64 MiB hold every tile, at 524,288 tokens as at twice as many."""
+    at_524288, beyond = plan(), plan(longest=262_144)
+    assert at_524288 == beyond
+    assert at_524288.scratch_bytes <= 64 << 20
+    assert (at_524288.pools, at_524288.rows) == (8640, 1024)
     # What stock takes for the same step: gathered keys for twice the context eight times over, and 512 MiB of logits.
     stock = 524_288 * 8 * 2 // 4 * tiling.POOL_BYTES + (512 << 20)
     assert stock == 813_694_976
-    assert plan.scratch_bytes * 12 < stock
+    assert at_524288.scratch_bytes * 12 < stock
 
 
-@given(st.integers(1, 5000), st.integers(1, 64), st.sampled_from([64, 1088]), st.integers(8, 512))
-def test_plans_keep_their_budget(rows, requests, page, mebibytes):
+def test_a_larger_budget_and_fewer_rows_make_fewer_tiles():
+    """Memory that is there is used for wider tiles; a short context takes no more than it needs."""
+    assert plan(budget=256 << 20).pools == 56_256
+    assert plan(rows=128).pools == 98_304
+    assert plan(longest=600).pools == 640
+
+
+@given(
+    st.integers(1, 5000),
+    st.integers(1, 64),
+    st.integers(1, 300_000),
+    st.sampled_from([64, 1088]),
+    st.integers(8, 512),
+)
+def test_plans_keep_their_budget(rows, requests, longest, page, mebibytes):
     """A plan's scratch fits the budget, its tiles begin at pages, and it makes progress; else it is refused."""
     try:
-        plan = tiling.plan(rows, requests, 512, page, mebibytes << 20)
+        found = plan(rows, requests, longest, page, mebibytes << 20)
     except PatchError:
         assert requests * page * tiling.POOL_BYTES + tiling.row_bytes(page, 512) > mebibytes << 20
         return
-    assert plan.scratch_bytes <= mebibytes << 20
-    assert plan.pools % page == 0
-    assert 1 <= plan.rows <= rows
+    assert found.scratch_bytes <= mebibytes << 20
+    assert found.gathered <= tiling.gathered_most(requests, page, mebibytes << 20)
+    assert found.pools % page == 0
+    assert 1 <= found.rows <= rows
 
 
 def test_a_budget_for_nothing_is_refused():
     """A budget that holds no row says how much one needs."""
-    with pytest.raises(PatchError, match="at least 1143808 needed"):
-        tiling.plan(1, 1, 512, 64, 1 << 20)
+    with pytest.raises(PatchError, match="at least 38400 needed"):
+        plan(budget=1 << 15)

@@ -227,9 +227,13 @@ def check_cost():
 
 
 def check_topk(real):
-    """Two levels over tiles of 8,192 pools select the scores that one pass over 131,072 selects."""
+    """Two levels over the tiles of a 64 MiB budget select the scores that one pass over 131,072 selects."""
     generator = torch.Generator("cuda").manual_seed(4)
-    count, k, width = 1024, 512, tiling.GATHERED_POOLS
+    count, k, budget = 1024, 512, 64 << 20
+    gathered = tiling.gathered_most(1, 64, budget)
+    width = tiling.plan(
+        rows=count, requests=1, longest=131_072, selected=k, page=64, gathered=gathered, budget_bytes=budget
+    ).pools
     scores = torch.randn(count, 131_072, device="cuda", generator=generator)
     scores = (scores * 64).round() / 64  # equal scores occur
     lengths = torch.randint(1, 131_073, (count,), device="cuda", generator=generator).to(torch.int32)

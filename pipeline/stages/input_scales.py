@@ -38,6 +38,9 @@ def input_scales(checkpoint: Checkpoint, headers: Parent) -> Parent:
         raise PlanError(
             [f"stage 'input_scales': the parent has no {file} to replace; name its file with `into`"]
         )
+    if not path.is_file():
+        raise PlanError([f"stage 'input_scales': {path}, which `from` names, is not a file; correct it"])
+    stat = file_stat(path)  # before its header, as in scan
     theirs = read_header(path, file)
     problems = _other_tensors(mine, theirs, path) or _unsound(theirs, _values(path, theirs), path)
     if problems:
@@ -45,7 +48,7 @@ def input_scales(checkpoint: Checkpoint, headers: Parent) -> Parent:
     return replace(
         headers,
         headers=tuple(theirs if header.shard == file else header for header in headers.headers),
-        stats={**headers.stats, file: file_stat(path)},
+        stats={**headers.stats, file: stat},
         replaced={**headers.replaced, file: path},
     )
 

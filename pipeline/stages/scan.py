@@ -46,12 +46,14 @@ def scan(checkpoint: Checkpoint) -> Parent:
         raise CheckpointError(
             f"{INDEX_FILE}: names {missing[0]}, which is not in {folder} ({len(missing)} such files); fetch it again"
         )
+    # Stats come first: a shard that is replaced after its header was read has another stat when it is opened.
+    stats = {shard: file_stat(folder / shard) for shard in shards}
     headers = tuple(read_header(folder / shard, shard) for shard in shards)
     owner = _owners(headers)
     if weight_map is not None:
         _agree(weight_map, owner)
     carried, left = _other_files(folder, set(shards))
-    stats = {name: file_stat(folder / name) for name in (*shards, *carried)}
+    stats |= {name: file_stat(folder / name) for name in carried}
     return Parent(folder, headers, stats, _config(folder), carried, left, single=weight_map is None)
 
 

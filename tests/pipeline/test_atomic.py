@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import random
 import shutil
@@ -18,12 +19,13 @@ from typing import Any
 import pytest
 
 from pipeline import run
-from pipeline.container import file_stat
+from pipeline.container import file_stat, read_header
 from pipeline.errors import BuildError, CheckpointError
 from pipeline.job import Settings, StoppedError, Watch
 from pipeline.manifest.records import Receipt
 from pipeline.manifest.store import STATE_FOLDER, Store
 from pipeline.shardio import Source
+from pipeline.types import Header
 from tests.pipeline.conftest import ROOT
 from tests.pipeline.parents import (
     INDEX,
@@ -473,6 +475,24 @@ def test_a_parent_file_that_changed_since_the_plan_is_refused_by_name(parent: Pa
     with pytest.raises(CheckpointError, match=f"{SHARDS[1]}: changed since its header was read"):
         run.build(prepared, built, Settings(kernel="numpy"), Watch())
     assert published(built) == before
+
+
+def test_a_parent_file_that_is_replaced_right_after_its_header_was_read_is_refused_by_name(
+    parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another header over the same bytes would put every tensor elsewhere."""
+    scan = importlib.import_module("pipeline.stages.scan")  # the table of stages has a function of that name
+
+    def replacing(path: Path, shard: str) -> Header:
+        header = read_header(path, shard)
+        if shard == SHARDS[0]:
+            write_shard(path, micro_tensors()[shard], {"format": "another"})
+        return header
+
+    monkeypatch.setattr(scan, "read_header", replacing)
+    with pytest.raises(CheckpointError, match=f"{SHARDS[0]}: changed since its header was read"):
+        build(parent, tmp_path / "out")
+    assert published(tmp_path / "out") == {}
 
 
 def test_a_carried_file_that_changed_since_the_plan_is_refused_by_name(parent: Path, tmp_path: Path) -> None:

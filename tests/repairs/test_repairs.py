@@ -13,7 +13,7 @@ import pytest
 from kernels.formats import E4M3_VALUES
 from kernels.nvfp4 import decode, encode
 from pipeline import run
-from pipeline.errors import BuildError, PlanError, RecipeError, ShardmillError
+from pipeline.errors import BuildError, PlanError, RecipeError
 from pipeline.job import Settings, Watch
 from pipeline.recipe import load
 
@@ -269,7 +269,7 @@ def test_unsound_input_scales_are_refused_before_a_byte_is_written(
 
 
 def test_a_missing_file_of_input_scales_is_one_sentence(placeholder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ShardmillError, match="cannot be read: No such file"):
+    with pytest.raises(PlanError, match=r"other\.safetensors, which `from` names, is not a file"):
         build(placeholder, tmp_path / "out", ADOPT)
 
 

@@ -122,7 +122,7 @@ def test_hostile_names_are_shown_and_do_nothing(page: str, facts: Facts) -> None
 def test_any_family_name_can_be_drawn(changed: Callable[..., Facts], facts: Facts) -> None:
     """Also one that the font has no letters for, or UTF-8 no bytes; a table of the card stays a table."""
     first, *others = facts.families
-    name = "<script>a|b\nc</script> $x_1$ \ud800 \x00\x1b[31m 漢字 ☃"
+    name = "\ud800\x00\x1b[1m漢|$x_1$\n<script>alert(1)</script>"
     odd = changed(families=(replace(first, name=name), *others))
     page = render_page(odd)
     assert Outline(page).open == []
@@ -162,6 +162,15 @@ def test_what_was_left_out_renamed_or_repaired_is_listed_up_to_a_limit(changed: 
     assert "repair: <code>reconcile/1</code>, tensor: <code>t800</code>" in page
     assert "- reconcile/1: 2; error before 0.900 % to 80.000 %" in render_card(odd)
     assert f"{NAMES_SHOWN_MAX + 5} tensors of the parent are left out and 1 renamed" in render_card(odd)
+
+
+def test_a_checkpoint_that_converts_nothing_is_told_so(changed: Callable[..., Facts], facts: Facts) -> None:
+    kept = tuple(family for family in facts.families if not family.recipes)
+    page = render_page(changed(families=kept, weights=(), worst=()))
+    assert Outline(page).open == []
+    assert "Nothing: every tensor is the parent's." in page
+    assert "No weight here has another form in the parent" in page
+    assert "No weight was converted." in page
 
 
 def test_without_a_parent_the_page_says_what_it_leaves_out(facts_alone: Facts) -> None:

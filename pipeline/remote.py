@@ -70,6 +70,18 @@ def shadow(place: str) -> Path:
     return folder
 
 
+def other_commit(folder: Path, repository: str | None, revision: str | None) -> str | None:
+    """Why the shadow in `folder` is not the parent that a recipe pins; None where it is, or is no shadow."""
+    noted = folder / HUB_FILE
+    if not noted.exists():
+        return None
+    found = json.loads(noted.read_text())["repository"], folder.name
+    for pinned, here, what in zip((repository, revision), found, ("repository", "revision"), strict=True):
+        if pinned not in (None, here):
+            return f"the recipe's parent has the {what} {pinned}, the hub's is {here}; name the one that is meant"
+    return None
+
+
 def _hub_api(place: str) -> Any:
     try:
         from huggingface_hub import HfApi

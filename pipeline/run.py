@@ -14,7 +14,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from pipeline.dag import arrange, unknown_options
-from pipeline.errors import BuildError, RecipeError
+from pipeline.errors import BuildError, PlanError, RecipeError
 from pipeline.job import Checkpoint, Prepared, Settings, Watch
 from pipeline.lock import Lock, hold
 from pipeline.make import Input, ShardTask
@@ -23,6 +23,7 @@ from pipeline.manifest.store import Seen, Store
 from pipeline.plan import make_plan
 from pipeline.publish import publish
 from pipeline.recipe import Recipe
+from pipeline.remote import other_commit
 from pipeline.schedule import in_threads, on_cluster
 from pipeline.stages import STAGES
 from pipeline.stale import Verdict, judge
@@ -53,6 +54,8 @@ def prepare(recipe: Recipe, folder: Path, lock: Lock | None = None, paranoid: bo
         raise RecipeError(problems)
     needs = {name: table.needs for name, table in recipe.stages.items()}
     dag = arrange(needs, STAGES, wanted_products=_PRODUCTS)
+    if other := other_commit(folder, recipe.parent.repository, recipe.parent.revision):
+        raise PlanError([other])
     checkpoint = Checkpoint(recipe, folder)
     products = dag.run("checkpoint", dag.before_shards(), checkpoint, {})
     parent, assignments = products["headers"], products["assignments"]

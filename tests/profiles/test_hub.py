@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from pipeline.commands.main import shardmill
-from pipeline.errors import CheckpointError, ShardmillError
+from pipeline.errors import CheckpointError, PlanError, ShardmillError
 from pipeline.remote import HubBytes, shadow
 from tests.pipeline.parents import INDEX, MANIFEST, build, published, why
 from tests.profiles.models import FILES, dense_parent, native_parent, recipe
@@ -134,6 +134,16 @@ def test_the_commands_take_a_repository_for_a_parent(hub: Server, tmp_path: Path
     result = CliRunner().invoke(shardmill, arguments, catch_exceptions=False)
     assert result.exit_code == 0
     assert (tmp_path / "out" / MANIFEST).exists()
+
+
+@pytest.mark.parametrize(
+    "pinned", [f'repository = "org/other"\nrevision = "{SHA}"', f'revision = "{"f" * 40}"']
+)
+def test_a_repository_that_the_recipe_does_not_pin_is_refused(
+    hub: Server, tmp_path: Path, pinned: str
+) -> None:
+    with pytest.raises(PlanError, match="name the one that is meant"):
+        build(shadow(PLACE), tmp_path / "out", KEEP.replace("[output]", f"[parent]\n{pinned}\n[output]"))
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,11 @@ import difflib
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import cache
 from itertools import product
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
+_WILDCARD = re.compile(r"\*+")
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 Places = frozenset[tuple[int, int]]  # (glob, parts of it that are matched)
 
@@ -26,12 +28,30 @@ def expand(glob: str) -> list[str]:
     return ["".join(choice) for choice in product(*choices)]
 
 
-def captures(glob: str) -> re.Pattern[str]:
-    """A regular expression for an expanded glob whose groups are what its wildcards stand for."""
-    parts = [
-        "(.*)" if part == "**" else re.escape(part).replace(r"\*", "([^.]*)") for part in glob.split(".")
-    ]
-    return re.compile(r"\.".join(parts))
+def captured(glob: str, name: str) -> tuple[str, ...] | None:
+    """What the wildcards of an expanded glob stand for in `name`; None where it does not match. `**` may be ""."""
+    match = _capturing(glob).fullmatch(name + ".")
+    return tuple(value.removesuffix(".") for value in match.groups()) if match else None
+
+
+@cache
+def _capturing(glob: str) -> re.Pattern[str]:
+    """Matches a name of which every part, the last one too, ends in a dot."""
+    parts = (
+        r"((?:[^.]*\.)*)" if part == "**" else "([^.]*)".join(map(re.escape, _WILDCARD.split(part))) + r"\."
+        for part in glob.split(".")
+    )
+    return re.compile("".join(parts))
+
+
+def filled(glob: str, values: Iterable[str]) -> str:
+    """The glob with its wildcards replaced by `values`, in order; an empty `**` leaves no part.
+
+    Law: filled(glob, captured(glob, name)) == name.
+    """
+    rest = iter(values)
+    parts = (_WILDCARD.sub(lambda _: next(rest), part) for part in glob.split("."))
+    return ".".join(part for part in parts if part)
 
 
 class GlobSet:
@@ -102,12 +122,11 @@ def fused_instances(globs: Sequence[str], names: Iterable[str]) -> dict[tuple[st
     A member is a glob with its numbers folded, so that `layers.{0,1}.{gate,up}` means two members at two places.
     """
     members = [fold(glob) for glob in globs]
-    patterns = [captures(member) for member in members]
     matcher = GlobSet(globs)
     found: dict[tuple[str, ...], dict[str, str]] = defaultdict(dict)
     for name in names:
         for place in matcher.matches(name):
-            match = patterns[place].fullmatch(name)
-            assert match is not None
-            found[match.groups()][members[place]] = name
+            values = captured(members[place], name)
+            assert values is not None, f"{name} matches {globs[place]} but not {members[place]}"
+            found[values][members[place]] = name
     return found

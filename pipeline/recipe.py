@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from pipeline.errors import RecipeError
-from pipeline.globs import captures, expand, fold
+from pipeline.globs import captured, expand, filled, fold
 from pipeline.types import (
     SCALE_SUFFIXES,
     Action,
@@ -142,9 +142,8 @@ class Family(_Matching):
 
     def _renamed(self, name: str, to: str) -> str:
         """`to` with its wildcards filled by what those of `match` stand for in `name`, in order."""
-        values = next(found.groups() for glob in self.globs() if (found := captures(glob).fullmatch(name)))
-        pieces = re.split(r"\*+", to)
-        return "".join(piece + value for piece, value in zip(pieces, (*values, ""), strict=True))
+        values = next(values for glob in self.globs() if (values := captured(glob, name)) is not None)
+        return filled(to, values)
 
     def deed(self, ref: TensorRef, scale_suffix: str = "_scale_inv") -> Action:
         """The Action that the family's tensor `ref` gets; new scales are named by `scale_suffix`."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from kernels.block_fp8 import RECIPES
 from pipeline import fp8_source, nvfp4_source
 from pipeline.errors import PlanError
-from pipeline.globs import GlobSet, fused_instances, nearest
+from pipeline.globs import GlobSet, filled, fused_instances, nearest
 from pipeline.job import Checkpoint
 from pipeline.profiles import PROFILES
 from pipeline.recipe import Family, Fused, Recipe
@@ -174,7 +174,7 @@ def _uneven(groups: Sequence[Fused], assigned: Mapping[str, Assignment]) -> list
             where = f"fused group {group.name!r} at {', '.join(instance) or 'the top'}"
             if absent := [glob for glob in members if glob not in present]:
                 problems.append(
-                    f"{where}: {_filled(absent[0], instance)} is missing, so the group can't be fused"
+                    f"{where}: {filled(absent[0], instance)} is missing, so the group can't be fused"
                 )
             deeds = {assigned[name].action for name in present.values() if name in assigned}
             if len(deeds) > 1:
@@ -184,12 +184,6 @@ def _uneven(groups: Sequence[Fused], assigned: Mapping[str, Assignment]) -> list
                     f"a runtime fuses them, so give all of them one family"
                 )
     return _capped(problems, "uneven fused groups")
-
-
-def _filled(glob: str, values: Sequence[str]) -> str:
-    for value in values:
-        glob = glob.replace("**" if "**" in glob else "*", value, 1)
-    return glob
 
 
 def _deed(each: Assignment) -> str:

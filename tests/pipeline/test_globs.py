@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.globs import GlobSet, captures, expand, fused_instances, nearest
+from pipeline.globs import GlobSet, captured, expand, filled, fused_instances, nearest
 
 
 def slow_match(glob: list[str], name: list[str]) -> bool:
@@ -35,14 +35,12 @@ def test_a_set_of_globs_matches_what_each_glob_matches_alone(globs: list[str], n
         assert many.matches(name) == expected
 
 
-@given(GLOBS.filter(lambda glob: "**" not in glob), NAMES)
+@given(GLOBS, NAMES)
 def test_what_the_wildcards_stand_for_rebuilds_the_name(glob: str, name: str) -> None:
-    match = captures(glob).fullmatch(name)
-    assert (match is not None) == slow_match(glob.split("."), name.split("."))
-    if match:
-        for value in match.groups():
-            glob = glob.replace("*", value, 1)
-        assert glob == name
+    values = captured(glob, name)
+    assert (values is not None) == slow_match(glob.split("."), name.split("."))
+    if values is not None:
+        assert filled(glob, values) == name
 
 
 @pytest.mark.parametrize(
@@ -101,3 +99,15 @@ def test_fused_members_are_gathered_by_what_their_wildcards_stand_for() -> None:
         ("0",): {"l.*.q": "l.0.q", "l.*.k": "l.0.k"},
         ("1",): {"l.*.q": "l.1.q"},
     }
+
+
+def test_fused_members_at_any_depth_are_gathered_at_the_top_too() -> None:
+    """A `**` may stand for nothing."""
+    assert fused_instances(["**.q", "**.k"], ["q", "k", "a.b.q"]) == {
+        ("",): {"**.q": "q", "**.k": "k"},
+        ("a.b",): {"**.q": "a.b.q"},
+    }
+
+
+def test_a_new_name_lacks_the_part_that_stands_for_nothing() -> None:
+    assert [filled("x.**.y", [value]) for value in ("", "a", "a.b")] == ["x.y", "x.a.y", "x.a.b.y"]

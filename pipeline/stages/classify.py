@@ -17,7 +17,19 @@ from pipeline.globs import GlobSet, filled, fused_instances, nearest
 from pipeline.job import Checkpoint
 from pipeline.profiles import PROFILES
 from pipeline.recipe import Family, Fused, Recipe
-from pipeline.types import Assignment, Dequantise, Drop, Parent, QuantizeBlock, Reblock, Reconcile, TensorRef
+from pipeline.types import (
+    Action,
+    Assignment,
+    Copy,
+    Dequantise,
+    Drop,
+    Parent,
+    QuantizeBlock,
+    Reblock,
+    Reconcile,
+    Rename,
+    TensorRef,
+)
 
 _SHOWN = 5  # problems of one kind that are told in full
 _FLOATS = frozenset({"BF16", "F16", "F32"})
@@ -176,7 +188,7 @@ def _uneven(groups: Sequence[Fused], assigned: Mapping[str, Assignment]) -> list
                 problems.append(
                     f"{where}: {filled(absent[0], instance)} is missing, so the group can't be fused"
                 )
-            deeds = {assigned[name].action for name in present.values() if name in assigned}
+            deeds = {_treatment(assigned[name].action) for name in present.values()}
             if len(deeds) > 1:
                 problems.append(
                     f"{where}: its members are treated differently "
@@ -184,6 +196,11 @@ def _uneven(groups: Sequence[Fused], assigned: Mapping[str, Assignment]) -> list
                     f"a runtime fuses them, so give all of them one family"
                 )
     return _capped(problems, "uneven fused groups")
+
+
+def _treatment(action: Action) -> Action:
+    """What of an action a runtime that fuses can tell: a tensor under another name is still a copy."""
+    return Copy() if isinstance(action, Rename) else action
 
 
 def _deed(each: Assignment) -> str:

@@ -296,6 +296,16 @@ def test_a_text_only_child_drops_and_renames_by_glob_and_count(tmp_path: Path) -
     assert not (tmp_path / "out" / "v.safetensors").exists()
 
 
+def test_a_fused_group_may_be_renamed_as_a_whole(tmp_path: Path) -> None:
+    """Each member gets a name of its own, and is otherwise as it was: that is no uneven treatment."""
+    ones = ("F32", np.ones((4, 4), np.float32))
+    parent = write_parent(tmp_path / "parent", {"a.safetensors": {"old.q": ones, "old.k": ones}})
+    recipe = HEAD + '[[family]]\nname = "r"\nmatch = "old.*"\naction = "rename"\nto = "new.*"\nexpect = 2\n'
+    recipe += '[[fused]]\nname = "qk"\nmatch = "old.{q,k}"\n'
+    _, manifest = build(parent, tmp_path / "out", recipe)
+    assert manifest["renamed"] == {"old.q": "new.q", "old.k": "new.k"}
+
+
 def test_two_tensors_under_one_new_name_are_refused(tmp_path: Path) -> None:
     ones = ("F32", np.ones(4, np.float32))
     parent = write_parent(tmp_path / "parent", {"a.safetensors": {"a.x": ones, "x": ones}})

@@ -6,11 +6,13 @@ import shutil
 import string
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import recipe as recipes
 from pipeline.readme import child_readme
+from pipeline.recipe import Recipe
 from pipeline.report.facts import Facts
 from pipeline.report.families import Told, families_of
 from pipeline.report.gather import gather
@@ -40,9 +42,15 @@ FAMILIES = st.lists(
 )
 
 
-@given(FAMILIES)
-def test_reading_the_readme_gives_back_the_families_that_were_written(families: list[FamilySum]) -> None:
-    recipe = recipes.load(write_recipe(Path("/tmp") / f"report-{hash(RECIPE)}", RECIPE))
+@pytest.fixture(scope="session")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    return recipes.load(write_recipe(tmp_path_factory.mktemp("recipe"), RECIPE))
+
+
+@given(families=FAMILIES)
+def test_reading_the_readme_gives_back_the_families_that_were_written(
+    recipe: Recipe, families: list[FamilySum]
+) -> None:
     told = families_of(child_readme(recipe, families, "key", SHARDS[:1], 2).decode())
     assert told == tuple(
         Told(

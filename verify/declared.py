@@ -66,6 +66,7 @@ class Declaration:
     algo: str
     entries: Mapping[str, Entry] | None  # module -> claim, where modules are listed one by one
     kinds: tuple[str, ...]  # else, what every Linear that is not excluded must be; () = not known
+    all_linears: bool  # `kinds` is claimed for every Linear, not only for modules that patterns name
     block: tuple[int, int] | None
     static_inputs: bool  # the loader reads an input scale for every quantised module
     weight_only: bool  # the config says that activations are not quantised
@@ -85,6 +86,7 @@ def declaration(quantisation: Mapping[str, Any]) -> tuple[Declaration, list[Find
         algo,
         entries,
         _kinds(method, algo, quantisation, groups),
+        method != "compressed-tensors" or any(_targets_all(group) for group in groups),
         _block(quantisation, groups),
         _static(method, algo, quantisation, inputs) and not weight_only,
         weight_only,
@@ -126,6 +128,11 @@ def _entries(listed: Any) -> tuple[dict[str, Entry] | None, list[Finding]]:
 def _groups(quantisation: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     groups = quantisation.get("config_groups")
     return [group for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
+
+
+def _targets_all(group: Mapping[str, Any]) -> bool:
+    targets = group.get("targets")
+    return isinstance(targets, list) and "Linear" in targets
 
 
 def _weights(group: Mapping[str, Any]) -> Mapping[str, Any]:

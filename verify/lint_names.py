@@ -20,7 +20,7 @@ _EXPERT = re.compile(r"^(.*\bexperts)\.(\d{1,6})\.")
 # Two-dimensional weights that are no Linear, or that no engine quantises whatever the config says.
 NOT_LINEAR = re.compile(r"embed|norm|\bwte\b|\bwpe\b|relative_attention_bias|position|conv")
 # Left unquantised by the engines' model code for DeepSeek-style fp8 and compressed-tensors, listed or not.
-LEFT_BY_ENGINES = re.compile(r"(^|\.)(lm_head|gate|eh_proj|router|classifier|score)$")
+LEFT_BY_ENGINES = re.compile(r"(^|\.)(lm_head|head|gate|eh_proj|weights_proj|router|classifier|score)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,9 @@ def _hits(pattern: Pattern, known: set[str], literal: set[str]) -> bool:
 def claimed_not_quantised(names: Names) -> Iterator[Finding]:
     """One kind is declared for all Linears, and one of them is neither quantised nor excluded."""
     declared = names.declared
-    if declared is None or declared.entries is not None or not declared.kinds or not names.linears:
+    if declared is None or declared.entries is not None or not declared.kinds or not declared.all_linears:
+        return
+    if not names.linears:
         return
     engines_leave = declared.method in ("fp8", "compressed-tensors")
     verdicts: dict[str, bool] = {}

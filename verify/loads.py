@@ -27,6 +27,10 @@ LABELS = {
     "w13": "expert gate and up",
 }
 _LEAVES = ("weight", "bias", *SCALE_DTYPES)
+# Scales of the KV cache, which vLLM gives to its attention layers, and buffers that it computes itself.
+PASSED_OVER = re.compile(
+    r"\.(k_scale|v_scale|q_scale|prob_output_scale|[kv]_proj\.output_scale|rotary_emb\.inv_freq)$"
+)
 _NUMBERED = re.compile(r"^(\d{1,6})\.(.*)$")
 _EXPERT = re.compile(r"(?<=\bexperts\.)\d+(?=\.)")
 
@@ -104,6 +108,8 @@ def assign(checkpoint: Checkpoint, loader: Loader) -> tuple[list[Taker], list[Fi
     takers: dict[str, Taker] = {}
     homeless: list[Finding] = []
     for tensor in checkpoint.tensors.values():
+        if PASSED_OVER.search(tensor.name):
+            continue
         found = _place(tensor.name, loader, rows, blocks, tops)
         if found is None:
             homeless.append(Finding("no-home", tensor.file, tensor.name, "a parameter of the model", "none"))

@@ -56,6 +56,7 @@ class Address:
         self.base = base if base.endswith("/") else f"{base}/"
         self._headers = dict(headers or {})
         self._lock = threading.Lock()
+        self._kept: dict[str, bytes] = {}
         self.transferred = 0
 
     def url(self, file: str) -> str:
@@ -72,8 +73,15 @@ class Address:
                 return 0
             raise
 
+    def keep(self, file: str, size: int) -> bytes:
+        """A whole small file, kept so that it is transferred once."""
+        self._kept[file] = self.fetch(file, 0, size)[0]
+        return self._kept[file]
+
     def fetch(self, file: str, begin: int, end: int) -> tuple[bytes, int]:
         """(bytes [begin, end) of a file or as far as it goes, its size). Raises UnreadableError."""
+        if file in self._kept:
+            return self._kept[file][begin:end], len(self._kept[file])
         got = b""
         wait = BACKOFF_SECONDS
         last: Finding | None = None

@@ -83,7 +83,7 @@ def _named(address: Address, sizes: dict[str, int], listing: str) -> list[str]:
     if sizes.get(listing, MANIFEST_BYTES_MAX) >= MANIFEST_BYTES_MAX:
         return []
     try:
-        value: Any = bounded_json.loads(address.fetch(listing, 0, sizes[listing])[0])
+        value: Any = bounded_json.loads(address.keep(listing, sizes[listing]))
     except bounded_json.BadJsonError:
         return []
     if not isinstance(value, dict):

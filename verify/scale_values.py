@@ -21,8 +21,8 @@ from verify.schemes import SCALE_DTYPES, Linear
 from verify.stream import FileJob, Task, stream
 from verify.values import SCALE_LAWS, Look
 
-SAMPLE_BYTES = 8 << 20  # of grids, from a remote place
-SAMPLE_OF_A_GRID = 64 << 10
+SAMPLE_BYTES = 2 << 20  # of grids, from a remote place
+SAMPLE_OF_A_GRID = 16 << 10
 SEED = 20261129
 
 

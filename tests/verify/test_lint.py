@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.zoo.clean import CLEAN, deepseek, mixed_child, nvfp4_parent
+from tests.zoo.clean import CLEAN, compressed_channel, deepseek, mixed_child, nvfp4_parent
 from tests.zoo.loading import _six
+from tests.zoo.model import bf16
 from tests.zoo.scales import _split_w13
 from verify.findings import Report
 from verify.lint import Wishes, lint
@@ -72,3 +73,29 @@ def test_a_placeholder_is_said_once_with_its_kind_and_count(tmp_path: Path) -> N
     model.write(tmp_path)
     (finding,) = _lint(tmp_path).findings
     assert (finding.slug, finding.got) == ("placeholder-input-scale", "1.0 in all 24 of input_scale")
+
+
+def test_a_config_that_targets_some_modules_claims_nothing_of_the_others(tmp_path: Path) -> None:
+    model = compressed_channel()
+    model.quantisation["config_groups"]["group_0"]["targets"] = ["re:.*self_attn.*"]
+    for name in [name for name in model.names if ".mlp." in name and name.endswith(".weight")]:
+        shard = model.find(name)
+        shard[name] = bf16(name, *shard[name].shape)
+        del shard[f"{name}_scale"]
+    model.write(tmp_path)
+    assert _lint(tmp_path).findings == []
+
+
+def test_what_engines_leave_alone_need_not_be_excluded_in_block_fp8(tmp_path: Path) -> None:
+    """DeepSeek's own checkpoints list no exclusions: routers, heads and the MTP projection are known to engines."""
+    model = deepseek()
+    shard = model.find("lm_head.weight")
+    for module in (
+        "layers.1.mlp.gate",
+        "layers.1.eh_proj",
+        "layers.1.shared_head.head",
+        "layers.1.indexer.weights_proj",
+    ):
+        shard[f"model.{module}.weight"] = bf16(module, 8, 128)
+    model.write(tmp_path)
+    assert _lint(tmp_path).findings == []

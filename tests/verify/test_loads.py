@@ -8,7 +8,7 @@ import pytest
 
 from tests.zoo.clean import mixed_child, nvfp4_parent
 from tests.zoo.loading import _keep_b, _six
-from tests.zoo.model import Model
+from tests.zoo.model import Model, codes, f32, scales
 from verify.findings import Report
 from verify.loads import loads
 from verify.source import Folder
@@ -62,8 +62,6 @@ def test_the_draft_needs_its_aliases_only_as_vllm_ships(tmp_path: Path) -> None:
 def test_block_fp8_of_modelopt_needs_a_scale_of_four_axes(
     algo: str, axes: int, verdict: bool, tmp_path: Path
 ) -> None:
-    from tests.zoo.model import codes, scales
-
     model = nvfp4_parent()
     module = "model.language_model.layers.0.mlp.down_proj"
     shard = model.find(f"{module}.weight")
@@ -86,3 +84,11 @@ def test_a_model_without_a_table_is_not_judged(tmp_path: Path) -> None:
     model.config["model_type"] = "gpt2"
     report = _loads(model, tmp_path)
     assert list(report.not_checked) == ["loads"]
+
+
+def test_scales_of_the_kv_cache_and_rotary_buffers_have_a_home(tmp_path: Path) -> None:
+    model = nvfp4_parent()
+    shard = model.find("lm_head.weight")
+    for leaf in ("self_attn.k_proj.k_scale", "self_attn.v_proj.v_scale", "self_attn.rotary_emb.inv_freq"):
+        shard[f"model.language_model.layers.0.{leaf}"] = f32(1.0)
+    assert _loads(model, tmp_path).findings == []

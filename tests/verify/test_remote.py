@@ -50,6 +50,12 @@ def test_every_read_of_lint_is_a_range_and_no_file_is_read_whole(server: Server)
     assert 0 < source.transferred < total / 3
 
 
+def test_the_index_is_transferred_once(server: Server) -> None:
+    lint(web_folder(server.address))
+    whole = [asked for path, asked in server.asked if path.endswith("index.json") and asked != "bytes=0-0"]
+    assert len(whole) == 1
+
+
 def test_a_redirect_is_followed(server: Server) -> None:
     assert integrity(web_folder(f"{server.address}/moved")).findings == []
     assert any(path.startswith("/moved/") for path, _ in server.asked)

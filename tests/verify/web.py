@@ -51,22 +51,23 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
             file = server.folder / path.removeprefix("/").removeprefix(f"org/repo/resolve/{SHA}/")
             if not file.is_file():
                 return self._send(404, b"", {}, with_body)
-            return self._file(file.read_bytes(), with_body)
+            return self._file(file, with_body)
 
-        def _file(self, data: bytes, with_body: bool) -> None:
+        def _file(self, file: Path, with_body: bool) -> None:
             fault = server.fail.pop(0) if server.fail else None
+            size = file.stat().st_size - (fault == "shrunk")
             if isinstance(fault, int):
                 return self._send(fault, b"", {"Retry-After": "0"}, with_body)
             match = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range") or "")
             if match is None or fault == "whole":
-                return self._send(200, data, {}, with_body)
-            if fault == "shrunk":
-                data = data[:-1]
-            begin, end = int(match[1]), min(int(match[2]) + 1, len(data))
-            if begin >= len(data):
-                return self._send(416, b"", {"Content-Range": f"bytes */{len(data)}"}, with_body)
-            headers = {"Content-Range": f"bytes {begin}-{end - 1}/{len(data)}"}
-            piece = data[begin:end]
+                return self._send(200, file.read_bytes(), {}, with_body)
+            begin, end = int(match[1]), min(int(match[2]) + 1, size)
+            if begin >= size:
+                return self._send(416, b"", {"Content-Range": f"bytes */{size}"}, with_body)
+            headers = {"Content-Range": f"bytes {begin}-{end - 1}/{size}"}
+            with file.open("rb") as opened:
+                opened.seek(begin)
+                piece = opened.read(end - begin)
             if fault == "cut":
                 self.close_connection = True
                 return self._send(206, piece[: len(piece) // 2], headers, with_body, len(piece))

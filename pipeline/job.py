@@ -118,5 +118,6 @@ class Prepared:
     checkpoint: Checkpoint
     plan: Plan
     parent: Parent
+    inputs: str  # digest of what the plan was made from, taken before it was (pipeline.unchanged)
     lock: Lock | None = None  # what the parent is held to
     held_by_bytes: bool = False  # every file of the parent was hashed and is the pinned one

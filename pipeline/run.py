@@ -28,7 +28,7 @@ from pipeline.schedule import in_threads, on_cluster
 from pipeline.stages import STAGES
 from pipeline.stale import Verdict, judge
 from pipeline.types import Parent, Plan, ShardPlan
-from pipeline.unchanged import world
+from pipeline.unchanged import plan_inputs, world
 
 _PRODUCTS = ("headers", "assignments", "receipts", "index")  # what this room takes from the stages
 
@@ -52,6 +52,7 @@ def prepare(recipe: Recipe, folder: Path, lock: Lock | None = None, paranoid: bo
     """
     if problems := unknown_options({name: table.options for name, table in recipe.stages.items()}, STAGES):
         raise RecipeError(problems)
+    inputs = plan_inputs(recipe, folder, lock)
     needs = {name: table.needs for name, table in recipe.stages.items()}
     dag = arrange(needs, STAGES, wanted_products=_PRODUCTS)
     if other := other_commit(folder, recipe.parent.repository, recipe.parent.revision):
@@ -63,7 +64,7 @@ def prepare(recipe: Recipe, folder: Path, lock: Lock | None = None, paranoid: bo
         hold(lock, parent, recipe.parent.repository, recipe.parent.revision, paranoid)
     plan = make_plan(recipe, parent, assignments)
     return Prepared(
-        dag, products, Checkpoint(recipe, folder, plan), plan, parent, lock, bool(lock and paranoid)
+        dag, products, Checkpoint(recipe, folder, plan), plan, parent, inputs, lock, bool(lock and paranoid)
     )
 
 
@@ -128,7 +129,7 @@ def _build(
     made = _make(todo, prepared, store, settings, watch)
     receipts = {**finished, **{receipt.file: receipt for receipt in made}}
     written = publish(prepared, store, settings, manifest, receipts)
-    _remember_world(prepared, store, settings)
+    store.remember(replace(store.seen(), world=world(prepared.inputs, store, settings)))
     return Summary(
         plan=plan,
         made=tuple(stale.values()),
@@ -137,11 +138,6 @@ def _build(
         bytes_read=sum(input_bytes(parent, shard) for shard in todo),
         kernel=_kernel_name(settings, bool(plan.conversions)),
     )
-
-
-def _remember_world(prepared: Prepared, store: Store, settings: Settings) -> None:
-    recipe, folder = prepared.checkpoint.recipe, prepared.parent.folder
-    store.remember(replace(store.seen(), world=world(recipe, folder, store, settings, prepared.lock)))
 
 
 def input_bytes(parent: Parent, shard: ShardPlan) -> int:

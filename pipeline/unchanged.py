@@ -14,7 +14,6 @@ from pathlib import Path
 import kernels
 import pipeline
 from pipeline.container import file_stat
-from pipeline.errors import CheckpointError
 from pipeline.job import Settings
 from pipeline.lock import Lock
 from pipeline.manifest.digest import key_of
@@ -31,26 +30,33 @@ def is_unchanged(recipe: Recipe, folder: Path, out: Path, settings: Settings, lo
     if settings.paranoid or not noted or store.commit_is_pending():
         return False
     try:
-        return noted == world(recipe, folder, store, settings, lock)
-    except (OSError, CheckpointError):
+        return noted == world(plan_inputs(recipe, folder, lock), store, settings)
+    except OSError:
         return False
 
 
-def world(recipe: Recipe, folder: Path, store: Store, settings: Settings, lock: Lock | None) -> str:
-    """Digest of all that a build depends on, by the stats of the files among it."""
+def plan_inputs(recipe: Recipe, folder: Path, lock: Lock | None) -> str:
+    """Digest of all that a plan is made from, by the stats of the files among it.
+
+    Taken before they are read: what changes while a build is at work is then another input to the next one.
+    (So the hard links that a build makes of its parent's files, which move their ctime, cost the next one a plan.)
+    """
     return key_of(
         {
             "code": _stats_below(Path(next(iter(package.__path__))) for package in (pipeline, kernels)),
             "recipe": recipe.model_dump(mode="json"),
             "lock": lock.to_json().decode() if lock else None,
-            "sha256": settings.file_digests,
             "parent": _stats_below([folder]),
             "named": _stats_named(recipe),
-            "output": {
-                name: file_stat(store.out / name) for name in (*sorted(store.seen().output), MANIFEST_FILE)
-            },
         }
     )
+
+
+def world(inputs: str, store: Store, settings: Settings) -> str:
+    """Digest of all that a build depends on: what it was planned from, and the published files as they are now."""
+    names = (*sorted(store.seen().output), MANIFEST_FILE)
+    outputs = {name: file_stat(store.out / name) for name in names}
+    return key_of({"inputs": inputs, "sha256": settings.file_digests, "output": outputs})
 
 
 def _stats_named(recipe: Recipe) -> dict[str, Stat]:
@@ -61,11 +67,11 @@ def _stats_named(recipe: Recipe) -> dict[str, Stat]:
 
 
 def _stats_below(folders: Iterable[Path]) -> dict[str, Stat]:
-    """Path -> stat of every file below `folders`, byte code left out."""
+    """Path -> stat of every file below `folders`, but for what Python and numba compile and keep there."""
     return {
         str(Path(root, name)): file_stat(Path(root, name))
         for folder in folders
         for root, _, names in os.walk(folder)
         for name in names
-        if not name.endswith(".pyc") and Path(root, name).is_file()
+        if Path(root).name != "__pycache__" and Path(root, name).is_file()
     }

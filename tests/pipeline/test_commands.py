@@ -15,6 +15,7 @@ from typing import Any
 import click
 import pytest
 
+from pipeline import run
 from pipeline.commands import main as commands
 from pipeline.manifest.store import Store
 from tests.pipeline.conftest import ROOT
@@ -130,6 +131,32 @@ def test_the_short_way_out_sees_every_change(
     }
     (out / SHARDS[1]).write_bytes(b"x")
     assert SHARDS[1] in made()
+
+
+@pytest.mark.parametrize("file", [SCALES, "config.json"])
+def test_the_short_way_out_sees_what_changed_while_the_last_build_was_at_work(
+    shardmill: Callable[..., Told],
+    places: list[Any],
+    parent: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    file: str,
+) -> None:
+    """Whatever a build has read already may change before it ends; the next build must not believe it."""
+    original = run.publish
+
+    def meddle(*rest: Any) -> Any:
+        if file == SCALES:
+            change_tensor(parent / SCALES, "model.layers.0.experts.0.input_scale")
+        else:
+            config = json.loads((parent / file).read_text())
+            (parent / file).write_text(json.dumps({**config, "eps": 1}))
+        return original(*rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "publish", meddle)
+        assert shardmill("build", *places)[0] == 0
+    assert file in json.loads(shardmill("build", *places, "--json")[1])["files_written"]
+    assert json.loads(shardmill("build", *places, "--json")[1])["files_written"] == []
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,11 @@ def _hub_api(place: str) -> Any:
         from huggingface_hub import HfApi
     except ImportError:
         raise ShardmillError(f"{place}: needs huggingface_hub; pip install 'shardmill[hub]'") from None
-    return HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
+    return HfApi(endpoint=_hub_address())
+
+
+def _hub_address() -> str:
+    return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
 
 
 def _cache() -> Path:
@@ -221,7 +225,7 @@ class HubBytes:
                     return self._answer
         self.close()
         self._at, self._end = offset, min(offset + WINDOW_BYTES, self.size)
-        request = urllib.request.Request(self.url, headers=_headers())
+        request = urllib.request.Request(self.url, headers=_headers(self.url))
         request.add_header("Range", f"bytes={offset}-{self._end - 1}")
         answer: HTTPResponse = _opener.open(request, timeout=60)
         self._answer = answer
@@ -230,13 +234,17 @@ class HubBytes:
         return answer
 
 
-def _headers() -> dict[str, str]:
+def _headers(url: str) -> dict[str, str]:
+    """What the hub's own library sends. The token in it goes to the hub alone: a parent's folder may hold a file that
+    makes it look like a shadow, and name any host.
+    """
     try:
         from huggingface_hub.utils import build_hf_headers
     except ImportError:
         return {}
     kept: Iterable[tuple[str, Any]] = build_hf_headers().items()
-    return {name: str(value) for name, value in kept}
+    at_hub = urllib.parse.urlsplit(url)[:2] == urllib.parse.urlsplit(_hub_address())[:2]  # scheme and host
+    return {name: str(value) for name, value in kept if at_hub or name.lower() != "authorization"}
 
 
 def _is_final(error: Exception) -> bool:

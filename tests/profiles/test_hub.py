@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from click.testing import CliRunner
 
 from pipeline.commands.main import shardmill
 from pipeline.errors import CheckpointError, PlanError, ShardmillError
-from pipeline.remote import HubBytes, shadow
+from pipeline.remote import HUB_FILE, HubBytes, hub_bytes, shadow
 from tests.pipeline.parents import INDEX, MANIFEST, build, published, why
 from tests.profiles.models import FILES, dense_parent, native_parent, recipe
 from tests.verify.web import SHA, Server, serving
@@ -107,6 +108,19 @@ def test_the_token_is_handed_to_no_other_host(hub: Server, tmp_path: Path) -> No
             source.read_into(memoryview(data), 8)
         assert data == (hub.folder / FILES[0]).read_bytes()[8:12]
         assert hub.tokens[-1] == "Bearer hf_secret"
+        assert elsewhere.tokens == [None]
+
+
+def test_a_folder_that_poses_as_a_shadow_gets_no_token(hub: Server, tmp_path: Path) -> None:
+    """Whoever publishes a parent may put our own dotfile into it, with an address of their choice."""
+    with serving(hub.folder) as elsewhere:
+        (hub.folder / HUB_FILE).write_text(
+            json.dumps({"repository": "a/b", "base": elsewhere.address, "shards": list(FILES)})
+        )
+        source = hub_bytes(hub.folder / FILES[0])
+        assert source is not None
+        with source:
+            source.read_into(memoryview(bytearray(4)), 8)
         assert elsewhere.tokens == [None]
 
 

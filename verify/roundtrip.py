@@ -160,10 +160,11 @@ def loss_of(pair: Pair, source: Source, parent: Source) -> Loss:
             with np.errstate(all="ignore"):
                 away = (got - want).astype(np.float64)
                 a, b = got.astype(np.float64), want.astype(np.float64)
-                loss.difference += float(np.vdot(away, away))
-                loss.parent += float(np.vdot(b, b))
-                loss.child += float(np.vdot(a, a))
-                loss.product += float(np.vdot(a, b))
+                # np.vdot would wake BLAS's threads, which fight for the cores of ours.
+                loss.difference += float(np.multiply(away, away).sum())
+                loss.parent += float(np.multiply(b, b).sum())
+                loss.child += float(np.multiply(a, a).sum())
+                loss.product += float(np.multiply(a, b).sum())
                 loss.largest = max(loss.largest, float(np.abs(away).max(initial=0)))
             magnitude = codes & top if top == 0x7 else codes & 0x7F
             at_top = magnitude == top

@@ -46,8 +46,8 @@ def kind_of(name: str) -> str:
 def fused_groups(modules: Iterable[str]) -> Iterator[tuple[str, Group, dict[str, str]]]:
     """(parent, group, member -> module) of each fused module, whole or with members missing.
 
-    Which row holds is decided by the members that parents of one kind have together, and a parent that has less than
-    half of them is of another build (an MLA layer beside KDA layers).
+    Which row holds is decided by the members that parents of one kind have together, and a parent that has no more
+    than half of them is of another build (an attention layer of q, k, v beside KDA layers); of two, one is enough.
     """
     by_parent: dict[str, dict[str, str]] = {}
     together: dict[str, set[str]] = {}
@@ -60,7 +60,7 @@ def fused_groups(modules: Iterable[str]) -> Iterator[tuple[str, Group, dict[str,
         taken: set[str] = set()
         for group in GROUPS:
             present = {member: leaves[member] for member in group.members if member in leaves}
-            enough = len(present) > (len(group.members) - 1) // 2
+            enough = 2 * len(present) > len(group.members) or (len(group.members) == 2 and present)
             if enough and group.only_with in together[kind_of(parent)] and taken.isdisjoint(present):
                 taken |= present.keys()
                 yield parent, group, present

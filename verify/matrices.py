@@ -114,6 +114,17 @@ def floats(tensor: Tensor, raw: NDArray[np.uint8]) -> F32:
     return (raw.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
+def rounded_as(tensor: Tensor, values: F32) -> F32:
+    """f32 values rounded to a float tensor's dtype (nearest, ties to even), as f32; codes' values stay."""
+    if tensor.dtype == "F16":
+        return values.astype(np.float16).astype(np.float32)
+    if tensor.dtype != "BF16":
+        return values
+    bits = np.ascontiguousarray(values).view(np.uint32).astype(np.uint64)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return (rounded.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
 def decoded(matrix: Matrix, opened: Open, first: int, last: int) -> tuple[F32, NDArray[np.uint8]]:
     """(values, codes) of rows [first, last); codes one a byte."""
     assert matrix.linear is not None

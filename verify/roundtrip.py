@@ -17,7 +17,7 @@ from verify.checkpoint import Checkpoint, open_checkpoint
 from verify.declared import declaration
 from verify.findings import Finding, Report
 from verify.fused import kind_of
-from verify.matrices import Matrix, Open, can_decode, decoded, strips, values
+from verify.matrices import Matrix, Open, can_decode, decoded, rounded_as, strips, values
 from verify.schemes import FLOATS, PACKED, Linear, quantised, split_name
 from verify.source import Source
 from verify.threads import pinned
@@ -51,6 +51,7 @@ class Loss:
     saturated: int = 0  # codes of the largest value: at least one a block, if the scale is amax / 448
     clipped: int = 0  # of these, for weights that are larger still
     zeros: int = 0
+    equal: int = 0  # elements that are the parent's own once rounded to its dtype
 
     @property
     def error(self) -> float:
@@ -66,7 +67,17 @@ class Loss:
         return self.product / norm if norm else (1.0 if self.parent == self.child else 0.0)
 
     def add(self, other: Loss) -> None:
-        for name in ("elements", "difference", "parent", "child", "product", "saturated", "clipped", "zeros"):
+        for name in (
+            "elements",
+            "difference",
+            "parent",
+            "child",
+            "product",
+            "saturated",
+            "clipped",
+            "zeros",
+            "equal",
+        ):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.largest = max(self.largest, other.largest)
 
@@ -171,6 +182,7 @@ def loss_of(pair: Pair, source: Source, parent: Source) -> Loss:
             loss.saturated += int(np.count_nonzero(at_top))
             loss.clipped += int(np.count_nonzero(at_top & (np.abs(want) > BEYOND * np.abs(got))))
             loss.zeros += int(np.count_nonzero((magnitude == 0) & (want != 0)))
+            loss.equal += int(np.count_nonzero(rounded_as(pair.parent.tensor, got) == want))
             loss.elements += got.size
     return loss
 
@@ -208,4 +220,6 @@ def _sentence(family: Loss, members: list[Loss], limits: Limits) -> str:
         f"cosine {min(loss.cosine for loss in members):.6f} or more, largest {family.largest:.3g}, "
         f"saturated {family.saturated / share:.3%}, zeros {family.zeros / share:.3%}"
     )
-    return said + (f"; {native} are native FP8 copies" if native else "")
+    if native:
+        said += f"; {native} are native FP8 copies, {family.equal / share:.3%} equal once rounded to the parent's dtype"
+    return said

@@ -27,16 +27,12 @@ def show(report: Report, console: Console) -> None:
     console.print(_verdict(report), highlight=False, soft_wrap=True)
 
 
-def _show_fact(name: str, value: object, console: Console) -> None:
+def _show_fact(name: str, value: object, console: Console, indent: str = "") -> None:
     """A mapping takes a line for each entry."""
-    if isinstance(value, dict):
-        console.print(f"{escape(name)}:", highlight=False)
-        for key, item in value.items():
-            console.print(
-                f"    {escape(printable(str(key)))}: {escape(str(item))}", highlight=False, soft_wrap=True
-            )
-    else:
-        console.print(f"{escape(name)}: {escape(str(value))}", highlight=False, soft_wrap=True)
+    line = f"{indent}{printable(name)}:" + ("" if isinstance(value, dict) else f" {value}")
+    console.print(escape(line), highlight=False, soft_wrap=True)
+    for key, item in value.items() if isinstance(value, dict) else ():
+        _show_fact(str(key), item, console, indent + "    ")
 
 
 def _show_rule(report: Report, findings: list[Finding], console: Console) -> None:

@@ -99,3 +99,23 @@ def test_what_engines_leave_alone_need_not_be_excluded_in_block_fp8(tmp_path: Pa
         shard[f"model.{module}.weight"] = bf16(module, 8, 128)
     model.write(tmp_path)
     assert _lint(tmp_path).findings == []
+
+
+def test_a_layer_of_plain_attention_beside_kda_layers_lacks_no_member(tmp_path: Path) -> None:
+    model = mixed_child()
+    _six(model)
+    model.write(tmp_path)
+    assert _lint(tmp_path).findings == []
+
+
+def test_a_kda_layer_with_five_of_six_members_lacks_one(tmp_path: Path) -> None:
+    model = nvfp4_parent()
+    shard = model.find("lm_head.weight")
+    for layer in (0, 1):
+        for name in ("b_proj", "f_a_proj", "g_a_proj"):
+            if (layer, name) != (1, "b_proj"):
+                module = f"model.language_model.layers.{layer}.self_attn.{name}"
+                shard[f"{module}.weight"] = bf16(module, 64, 128)
+    model.write(tmp_path)
+    (finding,) = _lint(tmp_path).findings
+    assert (finding.slug, finding.expected.split(" ")[0]) == ("fused-member-missing", "b_proj")

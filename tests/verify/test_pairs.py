@@ -161,7 +161,16 @@ def _constant(code: int) -> Blob:
 
 def test_native_fp8_copies_are_found(two: Two) -> None:
     _recover(two, 16)
-    assert "1 are native FP8 copies" in str(two.ask(roundtrip, Limits()).facts["families"])
+    said = str(two.ask(roundtrip, Limits()).facts["families"])
+    assert "1 are native FP8 copies" in said
+
+
+def test_a_lossless_copy_is_equal_once_rounded_to_the_parents_dtype(two: Two) -> None:
+    _recover(two, 16)
+    conversions = two.child.manifest["conversions"]  # type: ignore[index]
+    conversions[Q]["family"] = "native"
+    said = two.ask(roundtrip, Limits()).facts["families"]["native"]  # type: ignore[index]
+    assert said.endswith("1 are native FP8 copies, 100.000% equal once rounded to the parent's dtype")
 
 
 def test_packed_experts_are_compared_on_demand(two: Two) -> None:

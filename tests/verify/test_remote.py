@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import email.message
+import io
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +20,7 @@ from verify.commands import verify
 from verify.findings import Report, UnreadableError
 from verify.integrity import integrity
 from verify.lint import Wishes, lint
-from verify.remote import Address
+from verify.remote import Address, _Redirects
 from verify.remote_places import PlaceError, hub_repository, web_folder
 from verify.source import Folder
 
@@ -68,6 +72,30 @@ def test_credentials_do_not_follow_a_redirect_to_another_host(server: Server, tm
         assert address.fetch("config.json", 0, 1)[0] == b"{"
         assert server.tokens == ["Bearer secret"]
         assert other.tokens == [None]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "followed"),
+    [
+        ("https://a/x", "https://b/y", True),
+        ("http://a/x", "https://a/x", True),
+        ("http://a/x", "http://b/y", True),
+        ("https://a/x", "http://a/x", False),
+        ("http://a/x", "ftp://a/x", False),
+        ("http://a/x", "file:///etc/passwd", False),
+    ],
+)
+def test_redirects_stay_within_http_and_never_leave_https(old: str, new: str, followed: bool) -> None:
+    request = urllib.request.Request(old)
+    headers = email.message.Message()
+    if followed:
+        moved = _Redirects().redirect_request(request, io.BytesIO(), 302, "Found", headers, new)
+        assert moved is not None
+        assert moved.full_url == new
+    else:
+        with pytest.raises(urllib.error.HTTPError) as error:
+            _Redirects().redirect_request(request, io.BytesIO(), 302, "Found", headers, new)
+        error.value.close()
 
 
 @pytest.mark.parametrize("fault", [429, 500, 503, "cut"])

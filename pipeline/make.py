@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -46,22 +47,27 @@ _local = threading.local()
 
 
 def make_shard(task: ShardTask, watch: Watch) -> Receipt:
-    """Runs the shard stages of the DAG over one shard; its file and receipt are on the disk when this returns."""
+    """Runs the shard stages of the DAG over one shard; its file and receipt are on the disk when this returns.
+
+    The file gets its name when it is whole: a worker of a cluster that was given up for dead may be at the same shard
+    still, and no receipt may ever stand beside a file that is half made.
+    """
     worker: Worker = _local.__dict__.setdefault("worker", Worker())
     store, dag = Store(task.out), arrange(task.dag_needs, STAGES)
     staged = store.staging / task.plan.file
-    staged.unlink(missing_ok=True)
+    draft = staged.with_name(f"{staged.name}.{secrets.token_hex(4)}")
     with ExitStack() as files:
         opened = {
             shard: (files.enter_context(Source(each.path, each.stat)), each.data_begin)
             for shard, each in zip(task.plan.inputs, task.inputs, strict=True)
         }
-        sink = files.enter_context(Sink(staged, task.plan.header.file_bytes))
+        sink = files.enter_context(Sink(draft, task.plan.header.file_bytes))
         if task.plan.rewritten:
             sink.reserve()
         source, data_begin = opened[task.plan.inputs[0]]
         job = ShardJob(task.plan, source, sink, task.settings, worker, watch, data_begin, opened)
         products = dag.run("shard", dag.of_shards(), job, {"assignments": task.plan.pieces})
+    draft.replace(staged)
     receipt: Receipt = products["receipts"]
     store.keep_receipt(receipt)
     return receipt

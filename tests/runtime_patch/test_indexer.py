@@ -39,6 +39,7 @@ class Seen:
     gathered: list = field(default_factory=list)
     logits: list = field(default_factory=list)
     forward: dict = field(default_factory=dict)
+    workspace: int | None = None
 
 
 class Stock:
@@ -51,6 +52,7 @@ class Stock:
     def forward_cuda(self, hidden_states, q, k, weights, **pooling):
         metadata = self.seen.forward["attn_metadata"]["indexer"]
         self.seen.stock.append((list(metadata.prefill.chunks), metadata.prefill.row_shard_sizes))
+        self.seen.workspace = getattr(self, "max_total_seq_len", None)
         self.topk_indices_buffer[: hidden_states.shape[0]] = -1
         return self.topk_indices_buffer
 
@@ -220,6 +222,7 @@ def test_selects_what_the_whole_context_gives(world, lengths, queries):
     out = run(world, op, chunk, q, weights, positions)
     assert out[:, ::KPOOL].tolist() == best(op, chunk, q, weights).tolist()
     assert world.seen.stock == [([], None)]  # stock wrote its caches and scored nothing
+    assert world.seen.workspace == op.pools_max  # nor did it take room for the keys of the whole context
 
 
 def test_nothing_grows_with_the_context(world):
@@ -260,6 +263,15 @@ def test_rows_shared_out_over_ranks_are_exchanged(world):
     assert (out[3:] == -1).all()
     assert Shard.exchanged == [TOPK + KPOOL - 1]
     assert world.seen.stock == [([], None)]
+
+
+def test_without_positions_stock_does_all(world):
+    """Where vLLM gives no positions the incomplete pool cannot be told, so stock does the whole."""
+    op, chunk, q, weights, _ = make(world, [200], [9])
+    prefill = Prefill([chunk], 200)
+    world.seen.forward["attn_metadata"] = {"indexer": Metadata(1, 0, prefill)}
+    op.forward_cuda(torch.zeros(9, 4), q, None, weights, index_kpool=KPOOL, positions=None)
+    assert world.seen.stock == [([chunk], None)]
 
 
 def test_profiling_reserves_the_bound(world):

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from pipeline.globs import fold
 from pipeline.init.decide import Aim, Decision, axes_of, deals_kv, decide, fused, kv_heads
 from pipeline.init.look import UNKNOWN, text_config
 from pipeline.init.names import by_pattern, globs_for, numbers
-from pipeline.init.vocabulary import Group
+from pipeline.init.vocabulary import NATIVE_FP8, Group
 from pipeline.init.write import AliasText, FamilyText, FusedText, ParallelText, RecipeText, recipe_toml
 from pipeline.job import Checkpoint
 from pipeline.plan import make_plan
 from pipeline.profiles.child import FLOATS
 from pipeline.recipe import Recipe
 from pipeline.stages.classify import classify
-from pipeline.types import Parent, Plan
+from pipeline.types import BlockShape, Parent, Plan
+
+_NATIVE_BLOCK = BlockShape(128, 128)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,8 @@ def draft(
     """The Draft for `parent`. Raises PlanError where even the draft doesn't fit, which is a fault of ours."""
     decisions = decide(parent, profile, aim)
     patterns = by_pattern(parent.tensors)
-    families = _families(decisions, patterns)
+    native = NATIVE_FP8.get(str(parent.config.get("model_type")), ())
+    families = _families(decisions, patterns, native)
     converting = [weight for weight, decision in decisions.items() if decision.block]
     recipe = RecipeText(
         name=name,
@@ -72,8 +75,10 @@ def _planned(parent: Parent, text: str) -> Plan:
     return make_plan(recipe, parent, classify(Checkpoint(recipe, parent.folder), parent))
 
 
-def _families(decisions: Mapping[str, Decision], patterns: Mapping[str, list[str]]) -> tuple[FamilyText, ...]:
-    """What converts first; a name that two decisions share gets a number."""
+def _families(
+    decisions: Mapping[str, Decision], patterns: Mapping[str, list[str]], native: Collection[str]
+) -> tuple[FamilyText, ...]:
+    """What converts first; a name that two decisions share gets a number. `native`: families that were block FP8."""
     members: dict[Decision, list[str]] = defaultdict(list)
     for tensor, decision in decisions.items():
         members[decision].append(tensor)
@@ -92,6 +97,9 @@ def _families(decisions: Mapping[str, Decision], patterns: Mapping[str, list[str
                 else None,
                 expect=sum(tensor.endswith(".weight") for tensor in tensors),
                 reason=decision.reason,
+                numerics="recover/1"
+                if decision.family in native and decision.block == _NATIVE_BLOCK
+                else None,
             )
         )
     return tuple(families)

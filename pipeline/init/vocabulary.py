@@ -154,6 +154,13 @@ GROUPS: tuple[Group, ...] = (
     Group("expert", "experts.*", ("w1", "w3")),
 )
 
+# Models whose makers published block FP8 [128,128], and the families of which BF16 copies decode from it: model_type
+# -> families. `recover/1` finds those codes and scales again, and is `amax/1` where a block was never FP8.
+NATIVE_FP8: Mapping[str, tuple[str, ...]] = {
+    "glm5_next": ("MLA q_a/kv_a/q_b", "shared experts + dense MLP"),
+    "deepseek_v3": ("MLA q_a/kv_a/q_b", "o_proj", "routed experts", "shared experts + dense MLP"),
+}
+
 # What tensor-parallel ranks share out. What is not here stands whole on each rank.
 AXES: Mapping[str, tuple[str, ...]] = {
     "rows": (

@@ -19,6 +19,7 @@ class FamilyText:
     source_block: tuple[int, int] | None
     expect: int
     reason: str | None
+    numerics: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,8 @@ def _family(family: FamilyText) -> Iterator[str]:
     elif family.block:
         yield 'action = "quantize"'
         yield f"block = {list(family.block)}"
+        if family.numerics:
+            yield f"numerics = {_quoted(family.numerics)}   # the published base is block FP8"
     else:
         yield 'action = "keep"'
         yield f"reason = {_quoted(family.reason or '')}"

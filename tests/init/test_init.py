@@ -64,17 +64,13 @@ def test_on_the_toy_parent_it_plans_what_the_shipped_recipe_plans(toy: Path, tmp
     ours = run.prepare(recipes.load(tmp_path / "drafted.toml"), toy)
     shipped = run.prepare(recipes.load(ROOT / "pipeline.toml"), toy)
     assert actions(ours) == actions(shipped)
-    assert [shard.header for shard in ours.plan.shards] == [shard.header for shard in shipped.plan.shards]
+    assert [shard.key for shard in ours.plan.shards] == [shard.key for shard in shipped.plan.shards]
     assert (ours.plan.config, ours.plan.loads) == (shipped.plan.config, shipped.plan.loads)
 
 
 def actions(prepared: Any) -> dict[str, Any]:
-    """Tensor -> what is done with it, but for the name of the numbers' recipe, which init leaves at its default."""
-    found = {}
-    for each in prepared.products["assignments"]:
-        block = getattr(each.action, "block", None)
-        found[each.source.name] = (type(each.action).__name__, block)
-    return found
+    """Tensor -> what is done with it, to the last option."""
+    return {each.source.name: each.action for each in prepared.products["assignments"]}
 
 
 def test_what_it_does_not_know_it_keeps_and_says(tmp_path: Path) -> None:

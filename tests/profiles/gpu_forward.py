@@ -5,9 +5,11 @@
 
 Two ways to serve each child: `weights`, decoded to BF16, so that only the weights' rounding shows; `served`, FP8 with
 activations in groups of 128, as FineGrainedFP8 multiplies. For each the mean KL divergence from the parent's logits in
-nats, and the relative error of the logits. The other formula is llm-compressor's: scale and division in BF16. `noise`
-is the parent with random errors as large, matrix by matrix, as our rounding: what that size of error explains. A gain
-is how much the other's KL exceeds ours, mean and standard error over positions.
+nats, and the relative error of the logits. transformers fetches its FP8 kernel from a hub; so here the product of its
+FP8Linear is torch._scaled_mm on a GPU, and f32 over the same rounded operands on a CPU. The other formula is
+llm-compressor's: scale and division in BF16. `noise` is the parent with random errors as large, matrix by matrix, as
+our rounding: what that size of error explains. A gain is how much the other's KL exceeds ours, mean and standard
+error over positions.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 CONFIG = {
-    "hidden_size": 384,
-    "intermediate_size": 768,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
     "head_dim": 64,
     "vocab_size": 1024,
     "tie_word_embeddings": False,
@@ -124,6 +126,31 @@ def look(folder: Path, ids: Any) -> dict[str, Any]:
     return report
 
 
+def product(self: Any, x: Any) -> Any:
+    """FP8Linear's forward: activations x [..., K] in groups of 128 by amax / 448, weight [N, K] in blocks of 128."""
+    import torch
+
+    K, N = x.shape[-1], self.weight.shape[0]
+    groups = x.reshape(-1, K // 128, 128).float()
+    scales = groups.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 448
+    codes = (groups / scales).to(torch.float8_e4m3fn)
+    if x.is_cuda:
+        rows_first = (
+            scales[..., 0].t().contiguous().t()
+        )  # [tokens, K / 128], as the 1 x 128 recipe wants them
+        out = torch._scaled_mm(
+            codes.view(-1, K),
+            self.weight.t(),
+            rows_first,
+            self.weight_scale_inv.t(),
+            out_dtype=torch.bfloat16,
+        )
+    else:
+        wide = self.weight_scale_inv.repeat_interleave(128, 0).repeat_interleave(128, 1)
+        out = ((codes.float() * scales).view(-1, K) @ (self.weight.float() * wide).t()).bfloat16()
+    return out.view(*x.shape[:-1], N)
+
+
 def noisy_logits(home: Path, ids: Any) -> Any:
     import torch
 
@@ -149,7 +176,11 @@ def logits(folder: Path, ids: Any, way: str | None) -> Any:
 def loaded(folder: Path, ids: Any, way: str | None) -> Any:
     import torch
     import transformers
+    from transformers.integrations.finegrained_fp8 import FP8Linear
+    from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
 
+    FP8Linear.forward = product
+    FineGrainedFP8HfQuantizer.validate_environment = lambda self, *args, **kwargs: None  # it asks for a GPU
     options = {}
     if way == "weights":
         options["quantization_config"] = transformers.FineGrainedFP8Config(dequantize=True)

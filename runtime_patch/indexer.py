@@ -71,7 +71,7 @@ class BoundedIndexer(SparseAttnIndexerKpool):
             return super().forward_cuda(hidden_states, q_quant, k, weights, **pooling)
         if not isinstance(get_forward_context().attn_metadata, dict):
             return self._reserve(hidden_states.device)
-        bounded_forward(self, hidden_states, q_quant, k, weights, pooling)
+        bounded_forward(self, hidden_states, q_quant, k, weights, **pooling)
         return self.topk_indices_buffer
 
     def stock_forward(self, *args: Any, **pooling: Any) -> None:
@@ -102,9 +102,12 @@ def bounded_forward(
     q: torch.Tensor,
     k: torch.Tensor,
     weights: torch.Tensor,
-    pooling: dict[str, Any],
+    **pooling: Any,
 ) -> None:
-    """Fills op.topk_indices_buffer: vLLM's code without the prefill's chunks, then those chunks tile by tile."""
+    """Fills op.topk_indices_buffer: vLLM's code without the prefill's chunks, then those chunks tile by tile.
+
+    Tensors come as arguments of their own: the decorator keeps weak references to those.
+    """
     metadata = get_forward_context().attn_metadata
     name = op.k_cache.prefix
     full = metadata[name]

@@ -16,7 +16,7 @@ from pipeline.manifest.digest import TensorSplitter
 from pipeline.manifest.records import Manifest
 from pipeline.manifest.store import Seen
 from pipeline.shardio import CHUNK_BYTES, Buffers, Source
-from pipeline.types import Header, Parent, Plan, ShardPlan
+from pipeline.types import Header, Parent, Plan, Reconcile, ShardPlan
 
 Digests = Mapping[str, str]
 
@@ -58,7 +58,7 @@ def _reason(
     if shard.file not in manifest.shards:
         return "the checkpoint built before does not have it"
     if manifest.shards[shard.file].key != shard.key:
-        return _what_changed(shard, plan, manifest)
+        return _what_changed(shard, sources[0], plan, manifest)
     output = out / shard.file
     if not output.exists():
         return f"it is missing from {out}"
@@ -101,22 +101,43 @@ def _holds(path: Path, header: Header, tensors: Digests) -> bool:
     return same_header and _digests(path, header) == tensors
 
 
-def _what_changed(shard: ShardPlan, plan: Plan, manifest: Manifest) -> str:
-    """Why the shard's key is another than the manifest's: the weights that are treated differently, where there are."""
-    changed = []
-    for name in {piece.source.name for piece in shard.pieces}:
-        now, before = _deed(plan, name), manifest.conversions.get(name)
-        was = f"{before['recipe']} {before['block'][0]}x{before['block'][1]}" if before else "kept"
-        if now != was:
-            changed.append(f"{name} ({was}, now {now})")
+def _what_changed(shard: ShardPlan, source: Header, plan: Plan, manifest: Manifest) -> str:
+    """Why the shard's key is another than the manifest's: the tensors that are treated differently, where there are."""
+    names = [ref.name for ref in source.tensors]
+    before, now = _deeds_before(shard.file, names, manifest), _deeds(shard, names, plan)
+    changed = [
+        f"{name} ({before.get(name, 'kept')}, now {now.get(name, 'kept')})"
+        for name in names
+        if before.get(name) != now.get(name)
+    ]
     return f"the recipe changed: {_and_more(sorted(changed))}" if changed else "the parent's header changed"
 
 
-def _deed(plan: Plan, name: str) -> str:
-    if name not in plan.conversions:
-        return "kept"
-    action = plan.conversions[name][1]
-    return f"{action.numerics} {action.block.rows}x{action.block.cols}"
+def _deeds_before(file: str, names: Iterable[str], manifest: Manifest) -> dict[str, str]:
+    """Parent tensor -> what was done with it, for those of `names` that were not kept."""
+    deeds = dict.fromkeys(manifest.dropped, "dropped")
+    deeds.update(dict.fromkeys(manifest.shards[file].sources, "changed"))
+    for name in names:
+        if name in manifest.renamed:
+            deeds[name] = f"renamed {manifest.renamed[name]}"
+        elif name in manifest.conversions:
+            deed = manifest.conversions[name]
+            deeds[name] = f"{deed['recipe']} {deed['block'][0]}x{deed['block'][1]}"
+    return deeds
+
+
+def _deeds(shard: ShardPlan, names: Iterable[str], plan: Plan) -> dict[str, str]:
+    """The same, as planned."""
+    deeds = dict.fromkeys(plan.dropped, "dropped")
+    deeds.update({piece.scales.name: "changed" for piece in shard.pieces if piece.scales})
+    deeds.update({p.source.name: "changed" for p in shard.pieces if isinstance(p.action, Reconcile)})
+    for name in names:
+        if name in plan.renamed:
+            deeds[name] = f"renamed {plan.renamed[name]}"
+        elif name in plan.conversions:
+            _, action = plan.conversions[name]
+            deeds[name] = f"{action.numerics} {action.block.rows}x{action.block.cols}"
+    return deeds
 
 
 def _and_more(names: list[str]) -> str:

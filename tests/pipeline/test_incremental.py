@@ -182,6 +182,30 @@ def test_a_family_that_is_kept_from_now_on_rebuilds_its_shards_and_back(
     assert published(built) == reference
 
 
+KEPT_EMBEDDING = ', "model.embed.weight"]'
+OTHER_EMBEDDING = (
+    ']\naction = "keep"\nreason = "small"\n\n[[family]]\nname = "e"\nmatch = ["model.embed.weight"]'
+)
+
+
+@pytest.mark.parametrize(
+    ("action", "told"),
+    [
+        ('action = "drop"', "(kept, now dropped)"),
+        ('action = "rename"\nto = "embed"\nexpect = 1', "(kept, now renamed embed)"),
+    ],
+)
+def test_explain_tells_what_is_dropped_or_renamed_from_now_on_and_back(
+    parent: Path, built: Path, action: str, told: str
+) -> None:
+    recipe = RECIPE.replace(KEPT_EMBEDDING, OTHER_EMBEDDING)
+    head, _, tail = recipe.rpartition('action = "keep"')
+    recipe = head + action + tail
+    assert why(parent, built, recipe) == {SHARDS[1]: f"the recipe changed: model.embed.weight {told}"}
+    build(parent, built, recipe)
+    assert "now kept)" in why(parent, built)[SHARDS[1]]
+
+
 def test_another_reason_or_revision_rewrites_no_shard(parent: Path, built: Path) -> None:
     """The README and the manifest tell it; weights are not read."""
     assert build(parent, built, RECIPE.replace("already packed", "packed")).files_written == (

@@ -172,6 +172,16 @@ def test_a_scale_in_another_shard_that_changes_makes_both_shards_again(parent: P
     assert after["experts.1.gate_proj.weight_scale_2"] == np.float32(2.0**-11)
 
 
+def test_explain_tells_what_is_repaired_from_now_on(parent: Path, tmp_path: Path) -> None:
+    build(parent, tmp_path / "out", HEAD + KEEP.format(globs='"**"'))
+    summary, _ = build(parent, tmp_path / "out", HEAD + RECONCILE + REST)
+    reasons = {verdict.file: verdict.reason for verdict in summary.made}
+    first = "experts.0.gate_proj.weight_scale (kept, now changed)"
+    assert reasons["a.safetensors"] == f"the recipe changed: {first} and 5 more"
+    summary, _ = build(parent, tmp_path / "out", HEAD + KEEP.format(globs='"**"'))
+    assert {"changed, now kept" in str(verdict.reason) for verdict in summary.made} == {True}
+
+
 def test_a_block_scale_that_would_vanish_is_refused_by_name(tmp_path: Path) -> None:
     """Half a millionth of the other half's scale leaves nothing of a block scale: the expert is named."""
     shards = {

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.block_fp8 import NonFinite
 from kernels.recover import share_exact
+from pipeline.errors import CheckpointError
 from pipeline.shardio import Source
 from pipeline.types import BlockShape, Parent, Plan, QuantizeBlock, TensorRef
 
@@ -53,10 +55,14 @@ def _probed(family: str, block: BlockShape, refs: list[TensorRef], parent: Paren
     for _ in range(BLOCKS_SAMPLED):
         ref = refs[int(draw.integers(len(refs)))]
         rows, cols = block.grid(ref.shape)
-        blocks, found = share_exact(
-            _block(ref, block, int(draw.integers(rows)), int(draw.integers(cols)), parent),
-            (block.rows, block.cols),
-        )
+        row, col = int(draw.integers(rows)), int(draw.integers(cols))
+        try:
+            blocks, found = share_exact(_block(ref, block, row, col, parent), (block.rows, block.cols))
+        except NonFinite as fault:
+            raise CheckpointError(
+                f"{ref.shard}: {ref.name}: the weight at row {row * block.rows + fault.row}, column "
+                f"{col * block.cols + fault.col} is {fault.value}; mend the parent, or keep this tensor's family"
+            ) from None
         sampled, exact = sampled + blocks, exact + found
     return Probed(family, block, sampled, exact)
 

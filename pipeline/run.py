@@ -42,7 +42,7 @@ class Summary:
     resumed: tuple[str, ...]  # of those, the ones that an earlier, cut run had finished
     files_written: tuple[str, ...]  # every published file that was written anew, shards included
     bytes_read: int
-    kernel: str
+    kernel: str  # that encoded weights; none where none were
 
 
 def prepare(recipe: Recipe, folder: Path, lock: Lock | None = None, paranoid: bool = False) -> Prepared:
@@ -136,7 +136,7 @@ def _build(
         resumed=tuple(finished),
         files_written=tuple(written),
         bytes_read=sum(input_bytes(parent, shard) for shard in todo),
-        kernel=_kernel_name(settings, bool(plan.conversions)),
+        kernel=_kernel_name(settings, todo),
     )
 
 
@@ -208,9 +208,10 @@ def _make(
     return [made[shard.file] for shard in todo]
 
 
-def _kernel_name(settings: Settings, used: bool) -> str:
-    if not used:
+def _kernel_name(settings: Settings, made: Sequence[ShardPlan]) -> str:
+    """The kernel that encoded the weights of the shards that were made; "none" where there were none."""
+    if not any(piece.part == "codes" for shard in made for piece in shard.pieces):
         return "none"
-    from kernels.block_fp8 import encoder
+    from kernels.block_fp8 import known_kernels
 
-    return str(encoder("amax/1", (1, 1), kernel=settings.kernel).name)
+    return known_kernels()[-1] if settings.kernel == "auto" else settings.kernel

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from pipeline import recipe as recipes
@@ -141,12 +142,7 @@ def build(
             f"the plan's key is {prepared.plan.key}, not {expect_key}; nothing was written"
         )
     with meter(quiet=as_json) as progress:
-        watch = Watch(progress.advance)
-        try:
-            summary = run.build(prepared, out, settings, watch, progress.begin, _tell)
-        except BaseException:
-            watch.stop.set()
-            raise
+        summary = run.build(prepared, out, settings, Watch(progress.advance), progress.begin, _tell)
     seconds = time.monotonic() - started
     if as_json:
         click.echo(json.dumps(_summary_json(summary, seconds)))
@@ -197,7 +193,7 @@ def _free(out: Path) -> int:
 
 def _show_plan(prepared: Prepared, facts: dict[str, Any]) -> None:
     console = Console(width=None if sys.stdout.isatty() else 120)
-    table = Table(title=f"{prepared.plan.recipe}: what becomes of the parent")
+    table = Table(title=escape(f"{prepared.plan.recipe}: what becomes of the parent"))
     for name in ("family", "done", "block"):
         table.add_column(name)
     for name in ("tensors", "before", "after", "scales"):
@@ -205,8 +201,8 @@ def _show_plan(prepared: Prepared, facts: dict[str, Any]) -> None:
     for name, family in facts["families"].items():
         block = f"[{family['block'][0]},{family['block'][1]}]" if family["block"] else ""
         sizes = [human(family[size]) for size in ("bytes_before", "bytes_after", "scale_bytes")]
-        # The block goes through rich, which reads square brackets as markup.
-        table.add_row(name, family["action"], block.replace("[", r"\["), str(family["tensors"]), *sizes)
+        # rich reads square brackets as markup.
+        table.add_row(escape(name), family["action"], escape(block), str(family["tensors"]), *sizes)
     console.print(table)
     for side in ("parent", "output"):
         sums = facts[side]

@@ -11,7 +11,7 @@ from types import FrameType
 
 import click
 
-from pipeline.errors import PlanError, RecipeError, ShardmillError
+from pipeline.errors import RecipeError, ShardmillError
 
 # name -> (module:attribute, the line that --help shows)
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -74,7 +74,7 @@ def main() -> None:
         _leave("terminated", 128 + signal.SIGTERM)
     except ShardmillError as error:
         click.echo(f"Error: {error}", err=True)
-        sys.exit(2 if isinstance(error, RecipeError) and not isinstance(error, PlanError) else 1)
+        sys.exit(2 if isinstance(error, RecipeError) else 1)
     except BrokenPipeError:
         sys.exit(1)
     except OSError as error:

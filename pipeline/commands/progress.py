@@ -71,11 +71,11 @@ class _Bar:
 
 class _Lines:
     def __init__(self) -> None:
-        self._total = self._done = 0
-        self._started = self._told = time.monotonic()
+        self.begin(0)
 
     def begin(self, total: int) -> None:
-        self._total = total
+        self._total, self._done = total, 0
+        self._started = self._told = time.monotonic()
 
     def advance(self, count: int) -> None:
         self._done += count

@@ -64,9 +64,8 @@ def _quantised(job: ShardJob, piece: Piece) -> Quantised:
 def _encoder(job: ShardJob, action: QuantizeBlock) -> Any:
     key = (action.numerics, action.block.rows, action.block.cols, job.settings.kernel)
     if key not in job.worker.encoders:
-        job.worker.encoders[key] = encoder(
-            *key[:1], (action.block.rows, action.block.cols), kernel=job.settings.kernel
-        )
+        block = (action.block.rows, action.block.cols)
+        job.worker.encoders[key] = encoder(action.numerics, block, job.settings.kernel)
     return job.worker.encoders[key].encode
 
 

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 
 from pipeline import run
 from pipeline.commands import main as commands
+from pipeline.commands.progress import meter
 from pipeline.manifest.store import Store
 from tests.pipeline.conftest import ROOT
 from tests.pipeline.parents import (
@@ -74,6 +76,39 @@ def test_plan_build_explain_tell_what_they_did(shardmill: Callable[..., Told], p
     assert (code, out.startswith("nothing to do: ")) == (0, True)
     code, out, _ = shardmill("explain", *places)
     assert (code, out) == (0, "0 of 4 shards will be made; the others are up to date\n")
+
+
+def test_names_with_brackets_are_shown_as_they_are(shardmill: Callable[..., Told], places: list[Any]) -> None:
+    places[1].write_text(RECIPE.replace('"mlp"', '"mlp [/b] [red]"').replace('"micro"', '"[/i]"'))
+    code, out, _ = shardmill("plan", *places)
+    assert code == 0
+    assert "mlp [/b] [red]" in out
+    assert "[/i]: what becomes of the parent" in out
+
+
+def test_the_summary_names_a_kernel_only_where_one_encoded(
+    shardmill: Callable[..., Told], places: list[Any], parent: Path
+) -> None:
+    def kernel() -> str:
+        return str(json.loads(shardmill("build", *places, "--kernel", "numpy", "--json")[1])["kernel"])
+
+    assert kernel() == "numpy"
+    change_tensor(parent / SCALES, "model.layers.0.experts.0.input_scale")
+    assert kernel() == "none"
+
+
+def test_lines_of_progress_tell_what_is_done_of_what(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where there is no terminal. What was judged before the work began doesn't slow the rate."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with meter(quiet=False) as progress:
+        now[0] = 1000.0
+        progress.begin(4 << 20)
+        for now[0] in (1005.0, 1010.0):
+            progress.advance(1 << 20)
+    assert capsys.readouterr().err == "2.0 MiB of 4.0 MiB, 204.8 KiB/s, 10 s left\n"
 
 
 def test_json_is_one_object_and_nothing_else(shardmill: Callable[..., Told], places: list[Any]) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from pipeline.commands.main import shardmill
+from pipeline.errors import CheckpointError
+from tests.pipeline.parents import SHARDS, micro_tensors, write_parent, write_recipe
 
 RECIPE = Path(__file__).parents[2] / "pipeline.toml"
 
@@ -42,4 +45,17 @@ def test_a_probe_says_so_in_a_sentence(tiny: Path) -> None:
     result = CliRunner().invoke(shardmill, ["plan", "-c", str(RECIPE), "--parent", str(tiny), "--probe"])
     assert (
         "MLA q_a/kv_a/q_b: native FP8 at [128,128]: 100 % of 64 sampled blocks" in result.output.splitlines()
+    )
+
+
+def test_a_weight_that_is_not_finite_stops_a_probe_with_its_place(tmp_path: Path) -> None:
+    """Every block that could be drawn holds one."""
+    files = micro_tensors()
+    name = "model.layers.0.attn.q.weight"
+    files[SHARDS[0]][name] = ("BF16", (16, 10), b"\x80\x7f" * 160)
+    parent, recipe = write_parent(tmp_path / "parent", files), write_recipe(tmp_path)
+    result = CliRunner().invoke(shardmill, ["plan", "-c", str(recipe), "--parent", str(parent), "--probe"])
+    assert isinstance(result.exception, CheckpointError)
+    assert re.search(
+        rf"{SHARDS[0]}: {name}: the weight at row \d+, column \d+ is inf; mend", str(result.exception)
     )

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from pipeline.commands.main import shardmill
 from pipeline.errors import CheckpointError, PlanError, ShardmillError
-from pipeline.remote import HUB_FILE, HubBytes, hub_bytes, shadow
+from pipeline.remote import HUB_FILE, RemoteFile, hub_bytes, shadow
 from tests.pipeline.parents import INDEX, MANIFEST, build, published, why
 from tests.profiles.models import FILES, dense_parent, native_parent, recipe
 from tests.verify.web import SHA, Server, serving
@@ -104,7 +104,7 @@ def test_the_token_is_handed_to_no_other_host(hub: Server, tmp_path: Path) -> No
     with serving(hub.folder) as elsewhere:
         hub.redirect_to = elsewhere.address
         data = bytearray(4)
-        with HubBytes(f"{hub.address}/moved/{FILES[0]}", 100) as source:
+        with RemoteFile(f"{hub.address}/moved/{FILES[0]}", 100) as source:
             source.read_into(memoryview(data), 8)
         assert data == (hub.folder / FILES[0]).read_bytes()[8:12]
         assert hub.tokens[-1] == "Bearer hf_secret"
@@ -126,7 +126,7 @@ def test_a_folder_that_poses_as_a_shadow_gets_no_token(hub: Server, tmp_path: Pa
 
 def test_reading_on_asks_for_nothing_new_and_a_jump_back_asks_again(hub: Server) -> None:
     whole = (hub.folder / FILES[0]).read_bytes()
-    with HubBytes(f"{hub.address}/{FILES[0]}", len(whole)) as source:
+    with RemoteFile(f"{hub.address}/{FILES[0]}", len(whole)) as source:
         for offset in (100, 150, 260, 90):
             data = bytearray(50)
             source.read_into(memoryview(data), offset)

@@ -7,25 +7,33 @@ from verify.manifest import Manifest
 from verify.schemes import GROUP, Linear, implied_block
 
 Block = tuple[int, int]
+WHOLE = ("fp8-tensor", "fp8-channel")  # by their shapes: one scale, or one a row
 
 
 def block_of(linear: Linear, declared: Declaration | None, manifest: Manifest | None = None) -> Block:
     """(rows, columns) of one scale's elements; a scale for the whole weight gives its whole shape."""
-    shape = linear.shape
+    shape, grid = linear.shape, linear.grid
     rows, cols = (*shape, 1, 1)[:2] if len(shape) < 2 else shape[-2:]
-    grid = linear.grid
     if linear.kind in GROUP:
         return 1, GROUP[linear.kind]
-    if grid is None or linear.kind in ("fp8-tensor", "comfy-fp8"):
-        return max(rows, 1), max(cols, 1)
-    if linear.kind == "fp8-channel":
-        return 1, max(cols, 1)
     if manifest is not None and linear.weight is not None and linear.weight.name in manifest.conversions:
         return manifest.conversions[linear.weight.name].block
-    entry = (declared.entries or {}).get(linear.module) if declared is not None else None
-    if entry is not None and entry.group:
-        return entry.group, entry.group
-    if declared is not None and declared.block is not None:
-        return declared.block
+    if grid is None or linear.kind == "comfy-fp8":
+        return max(rows, 1), max(cols, 1)
+    said = said_block(linear, declared)
+    if said is not None:
+        return said
+    if linear.kind in WHOLE:
+        return (max(rows, 1) if linear.kind == "fp8-tensor" else 1), max(cols, 1)
     blocks = (grid.shape[0], grid.shape[2]) if linear.kind == "fp8-pbwo" else grid.shape[-2:]
     return max(implied_block(rows, blocks[0]), 1), max(implied_block(cols, blocks[1]), 1)
+
+
+def said_block(linear: Linear, declared: Declaration | None) -> Block | None:
+    """The block that the config declares for a module whose scales are a grid; a grid of one block may be [1, 1]."""
+    if declared is None or linear.grid is None or len(linear.grid.shape) != 2:
+        return None
+    entry = (declared.entries or {}).get(linear.module)
+    if entry is not None and entry.group:
+        return entry.group, entry.group
+    return declared.block

@@ -25,6 +25,12 @@ from verify.source import Source
 from verify.threads import pinned
 
 BLOCKS = 2_000
+BLOCK_KINDS = (
+    "fp8-block",
+    "fp8-grid",
+    "fp8-tensor",
+    "fp8-channel",
+)  # a grid of one block or column looks like the last
 FRACTIONS = (0.1, 0.01, 0.001)
 
 
@@ -101,7 +107,12 @@ def converted(child: Checkpoint, parent: Checkpoint, recipe: str | None, report:
     before = {new: old for old, new in (manifest.renamed if manifest else {}).items()}
     for linear in quantised(child.tensors).values():
         scales = linear.grid
-        if linear.kind not in ("fp8-block", "fp8-grid") or linear.weight is None or scales is None:
+        if (
+            linear.kind not in BLOCK_KINDS
+            or linear.weight is None
+            or scales is None
+            or len(scales.shape) != 2
+        ):
             continue
         name = linear.weight.name
         theirs = parent.tensors.get(before.get(name, name))
@@ -116,7 +127,7 @@ def converted(child: Checkpoint, parent: Checkpoint, recipe: str | None, report:
             continue
         conversion = manifest.conversions.get(name) if manifest is not None else None
         made_by = conversion.recipe if conversion is not None else recipe or "amax/1"
-        block = block_of(linear, declared, manifest)
+        block = conversion.block if conversion is not None else block_of(linear, declared)
         if made_by not in RECIPES or scales.dtype != "F32":
             got = f"{made_by} with scales in {scales.dtype}"
             expected = f"{' or '.join(RECIPES)} with scales in F32"

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from verify.blocks import WHOLE, Block, block_of, said_block
 from verify.declared import Declaration
 from verify.findings import Finding
 from verify.fused import COLUMN_PARALLEL, ROW_PARALLEL, kind_of
-from verify.schemes import GROUP, Linear, implied_block
+from verify.schemes import Linear
 
 SIZES = (1, 2, 4, 8)
 
@@ -25,7 +26,7 @@ def tensor_parallel(linears: Mapping[str, Linear], declared: Declaration | None)
             continue
         seen.add(key)
         for size in SIZES:
-            verdict[size] = verdict[size] or _trouble(module, linear, _block(module, linear, declared), size)
+            verdict[size] = verdict[size] or _trouble(module, linear, _block(linear, declared), size)
     return verdict
 
 
@@ -42,22 +43,11 @@ def demanded(verdict: Mapping[int, str], sizes: tuple[int, ...]) -> Iterator[Fin
             yield Finding("tensor-parallel", "", "", f"whole blocks on each of {size} ranks", verdict[size])
 
 
-def _block(module: str, linear: Linear, declared: Declaration | None) -> tuple[int, int]:
-    """(rows, columns) that share a scale; 1 where rows have scales of their own, 0 where one scale serves all."""
-    if linear.kind in GROUP:
-        return 1, GROUP[linear.kind]
-    grid = linear.grid
-    if linear.kind not in ("fp8-block", "fp8-grid", "fp8-pbwo") or grid is None or len(linear.shape) < 2:
-        return 1, 1
-    entry = (declared.entries or {}).get(module) if declared is not None else None
-    if entry is not None and entry.group:
-        return entry.group, entry.group
-    if declared is not None and declared.block is not None:
-        return declared.block
-    if linear.kind == "fp8-pbwo":
-        return 128, 128
-    rows, cols = linear.shape[-2:]
-    return implied_block(rows, grid.shape[-2]), implied_block(cols, grid.shape[-1])
+def _block(linear: Linear, declared: Declaration | None) -> Block:
+    """(rows, columns) that a cut must not split: a scale for a whole weight or row serves every rank."""
+    if linear.kind in (*WHOLE, "comfy-fp8", "bare", "other") or len(linear.shape) < 2:
+        return said_block(linear, declared) or (1, 1)
+    return (128, 128) if linear.kind == "fp8-pbwo" else block_of(linear, declared)
 
 
 def _trouble(module: str, linear: Linear, block: tuple[int, int], size: int) -> str:

@@ -7,11 +7,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
 
-from tests.zoo.clean import CONVERTED, LM, compressed_nvfp4, mixed_child, nvfp4_parent
+from tests.zoo.clean import (
+    CONVERTED,
+    LM,
+    compressed_block,
+    compressed_nvfp4,
+    encoded,
+    mixed_child,
+    nvfp4_parent,
+    plain,
+)
 from tests.zoo.model import Blob, Model, codes, patch, scales
 from verify.difference import diff
 from verify.findings import Report
+from verify.integrity import integrity
 from verify.matrices import Matrix, Open, decoded
 from verify.reproduce import reproduce
 from verify.roundtrip import Limits, roundtrip
@@ -265,3 +276,22 @@ def test_a_tensor_of_a_form_that_cannot_be_decoded_is_retyped(two: Two) -> None:
     two.child.find(Q)[Q] = Blob("F32", (128, 128), bytes(4 * 128 * 128))
     child, parent = two.sources()
     assert [(f.slug, f.tensor) for f in diff(parent, child).findings] == [("diff-retyped", Q)]
+
+
+def test_a_child_that_names_its_scales_weight_scale_is_held_to_its_record_too(tmp_path: Path) -> None:
+    """The compressed-tensors form: a grid of one block looks like the scale of a whole tensor."""
+    parent, child = plain(), compressed_block()
+    parent.write(tmp_path / "parent")
+    conversions = {}
+    for name in child.names:
+        if f"{name}_scale" in child.names:
+            shard = child.find(name)
+            shard[name], shard[f"{name}_scale"] = encoded(parent[name], 128)
+            conversions[name] = {"family": "all", "recipe": "amax/1", "block": [128, 128]}
+    digests = {name: xxhash.xxh3_128_hexdigest(parent[name].data) for name in conversions}
+    child.manifest = {"conversions": conversions, "sources": digests}
+    child.write(tmp_path / "child")
+    sources = Folder(tmp_path / "child"), Folder(tmp_path / "parent")
+    assert integrity(*sources).findings == []
+    report = reproduce(*sources, None)
+    assert (report.findings, report.facts["blocks"]) == ([], "14 of 14 compared, 0 differ")

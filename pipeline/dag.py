@@ -74,10 +74,12 @@ class Dag:
         return "before" if all(self._side(need) == "before" for need in self.needs[name]) else "after"
 
 
-def unknown_options(options: Mapping[str, Iterable[str]], table: Mapping[str, Stage]) -> list[str]:
-    """Problems: stage -> keys in the recipe that the stage does not know. An unknown stage is arrange's to refuse."""
+def unknown_options(
+    options: Mapping[str, Iterable[str]], table: Mapping[str, Stage]
+) -> list[tuple[str, str]]:
+    """(stage, key) for keys in the recipe that the stage does not know. An unknown stage is arrange's to refuse."""
     return [
-        f"stages.{name}: the key {option!r} is not known; remove it or correct its spelling"
+        (name, option)
         for name, given in options.items()
         if name in table
         for option in given
@@ -126,9 +128,17 @@ def arrange(
         for product in wanted_products
         if product not in made
     ]
+    dag = Dag(order, named, table)
+    late = set(dag.after_shards())
+    problems += [
+        f"stage {name!r} runs once a shard, but needs {need!r}, which runs after all shards"
+        for name in dag.of_shards()
+        for need in named[name]
+        if need in late
+    ]
     if problems:
         raise RecipeError(problems)
-    return Dag(order, named, table)
+    return dag
 
 
 def _makers(product: str, table: Mapping[str, Stage]) -> str:

@@ -233,11 +233,16 @@ class Recipe(_Table):
     alias: tuple[Alias, ...] = ()
 
     _home: Path = PrivateAttr(default=Path())
+    _origins: dict[str, _Origin] = PrivateAttr(default_factory=dict)
 
     @property
     def home(self) -> Path:
         """The recipe's folder, from which the paths in it go out."""
         return self._home
+
+    def told(self, place: tuple[str, ...], message: str) -> str:
+        """A problem with what stands at `place`, e.g. ("stages", "scan"), after its file and line."""
+        return _told(self._origins.get(place[0], _Origin(self._home, "")), place, message)
 
     @model_validator(mode="after")
     def _staged(self) -> Recipe:
@@ -285,7 +290,7 @@ def load(path: Path) -> Recipe:
             table["family"] = [family for family, _ in families.values()]
     try:
         recipe = Recipe.model_validate(table)
-        recipe._home = path.parent
+        recipe._home, recipe._origins = path.parent, origins
         return recipe
     except ValidationError as error:
         of_families = [origin for _, origin in families.values()]
@@ -334,8 +339,12 @@ def _problem(
         message = f"the key {place[-1]!r} is not known; remove it or correct its spelling"
     elif fault["type"] == "missing":
         message = f"the key {place[-1]!r} is missing" if isinstance(place[-1], str) else "has too few entries"
-    line = _line_of(origin.text, written)
-    where = ".".join(str(part) for part in written)
+    return _told(origin, written, message)
+
+
+def _told(origin: _Origin, place: tuple[str | int, ...], message: str) -> str:
+    line = _line_of(origin.text, place)
+    where = ".".join(map(str, place))
     return f"{origin.path}{f':{line}' if line else ''}: {where + ': ' if where else ''}{message}"
 
 

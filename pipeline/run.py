@@ -50,8 +50,9 @@ def prepare(recipe: Recipe, folder: Path, lock: Lock | None = None, paranoid: bo
 
     With a `lock` the parent is held to it; `paranoid` hashes its shards for that.
     """
-    if problems := unknown_options({name: table.options for name, table in recipe.stages.items()}, STAGES):
-        raise RecipeError(problems)
+    if unknown := unknown_options({name: table.options for name, table in recipe.stages.items()}, STAGES):
+        hint = "is not known; remove it or correct its spelling"
+        raise RecipeError([recipe.told(("stages", *key), f"the key {key[1]!r} {hint}") for key in unknown])
     inputs = plan_inputs(recipe, folder, lock)
     needs = {name: table.needs for name, table in recipe.stages.items()}
     dag = arrange(needs, STAGES, wanted_products=_PRODUCTS)

@@ -146,9 +146,13 @@ class Store:
         """Carries a journalled commit to its end, whatever part of it is done. False where there is none."""
         try:
             fields = json.loads(self._journal.read_bytes())
+            last, staged, removed = fields["gate"], fields["staged"], fields["removed"]
         except FileNotFoundError:
             return False
-        last, staged, removed = fields["gate"], fields["staged"], fields["removed"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise BuildError(
+                f"{self._journal}: not the journal of a commit ({error}); delete {self.state} to build anew"
+            ) from None
         for gate in _GATES:
             self._lower(gate, gate in removed)
         _sync_folder(self.out)

@@ -489,6 +489,21 @@ def test_orphans_of_a_killed_run_are_removed(parent: Path, built: Path, referenc
     assert published(built) == reference
 
 
+@pytest.mark.parametrize("garbage", ["", "[]", "{}"])
+def test_a_journal_that_is_none_is_refused_with_the_way_out(
+    parent: Path, built: Path, reference: dict[str, bytes], garbage: str
+) -> None:
+    state = built / STATE_FOLDER
+    (state / "commit.json").write_text(garbage)
+    with pytest.raises(
+        BuildError, match=r"commit\.json: not the journal of a commit .*; delete .*shardmill to"
+    ):
+        build(parent, built)
+    shutil.rmtree(state)
+    build(parent, built)
+    assert published(built) == reference
+
+
 def test_two_builds_in_one_folder_do_not_meet(
     parent: Path, tmp_path: Path, reference: dict[str, bytes]
 ) -> None:

@@ -16,7 +16,7 @@ from pipeline.errors import BuildError
 from pipeline.lock import Lock
 from pipeline.recipe import Recipe
 from pipeline.shardio import Buffers, Sink, Source
-from pipeline.types import Parent, Plan, ShardPlan
+from pipeline.types import Parent, Plan, ShardPlan, TensorRef
 
 Passthrough = Literal["copy", "reflink", "hardlink"]
 
@@ -35,7 +35,7 @@ class Settings:
     passthrough: Passthrough = "copy"
     paranoid: bool = False  # believe no stat, hash everything again
     scheduler: str | None = (
-        None  # address of a dask.distributed scheduler; threads of this process without one
+        None  # address of a dask.distributed scheduler; without one, threads of this process
     )
 
 
@@ -72,13 +72,16 @@ class ShardJob:
     worker: Worker
     watch: Watch
     source_data_begin: int  # bytes from the start of the source file to its data
-    inputs: Mapping[str, tuple[Source, int]] = field(
-        default_factory=dict
-    )  # every file that it reads, by shard
+    inputs: Mapping[
+        str, tuple[Source, int]
+    ]  # each of the parent's files that it reads, and where its data begin
 
-    def opened(self, shard: str) -> tuple[Source, int]:
-        """The parent's file `shard`, one of the plan's inputs, and where its data begin."""
-        return self.inputs[shard]
+    def read(self, ref: TensorRef) -> memoryview:
+        """The bytes of a parent's tensor, whichever of the inputs holds it: all at once, so a small one."""
+        source, data_begin = self.inputs[ref.shard]
+        data = memoryview(bytearray(ref.bytes))
+        source.read(data, data_begin + ref.begin)
+        return data
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,8 @@ from typing import Any, Literal
 from pipeline.errors import CheckpointError
 
 Shape = tuple[int, ...]
-Stat = tuple[
-    int, int, int, int
-]  # size, mtime_ns, inode, ctime_ns: what a write, a replacement or a touch changes
+# What a write, a replacement or a touch of a file changes: size, mtime_ns, inode, ctime_ns.
+Stat = tuple[int, int, int, int]
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"

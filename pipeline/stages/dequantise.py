@@ -82,9 +82,7 @@ def _parent_scales(job: ShardJob, piece: Piece) -> tuple[F32, str]:
     """The parent's scales of the piece's weight, f32 [ceil(R/r), ceil(C/c)], and the digest of their bytes."""
     ref = piece.scales
     assert ref is not None
-    source, data_begin = job.opened(ref.shard)
-    data = memoryview(bytearray(ref.bytes))
-    source.read(data, data_begin + ref.begin)
+    data = job.read(ref)
     flat = (
         bf16_to_f32(np.frombuffer(data, np.uint16))
         if ref.dtype == "BF16"

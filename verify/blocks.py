@@ -11,7 +11,13 @@ WHOLE = ("fp8-tensor", "fp8-channel")  # by their shapes: one scale, or one a ro
 
 
 def block_of(linear: Linear, declared: Declaration | None, manifest: Manifest | None = None) -> Block:
-    """(rows, columns) of one scale's elements; a scale for the whole weight gives its whole shape."""
+    """(rows, columns) of one scale's elements, at most the weight's own."""
+    rows, cols = _block_of(linear, declared, manifest)
+    shape = (*linear.shape, 1, 1)[:2] if len(linear.shape) < 2 else linear.shape[-2:]
+    return max(min(rows, shape[0]), 1), max(min(cols, shape[1]), 1)
+
+
+def _block_of(linear: Linear, declared: Declaration | None, manifest: Manifest | None) -> Block:
     shape, grid = linear.shape, linear.grid
     rows, cols = (*shape, 1, 1)[:2] if len(shape) < 2 else shape[-2:]
     if linear.kind in GROUP:
@@ -19,14 +25,14 @@ def block_of(linear: Linear, declared: Declaration | None, manifest: Manifest | 
     if manifest is not None and linear.weight is not None and linear.weight.name in manifest.conversions:
         return manifest.conversions[linear.weight.name].block
     if grid is None or linear.kind == "comfy-fp8":
-        return max(rows, 1), max(cols, 1)
+        return rows, cols
     said = said_block(linear, declared)
     if said is not None:
         return said
     if linear.kind in WHOLE:
-        return (max(rows, 1) if linear.kind == "fp8-tensor" else 1), max(cols, 1)
+        return (rows if linear.kind == "fp8-tensor" else 1), cols
     blocks = (grid.shape[0], grid.shape[2]) if linear.kind == "fp8-pbwo" else grid.shape[-2:]
-    return max(implied_block(rows, blocks[0]), 1), max(implied_block(cols, blocks[1]), 1)
+    return implied_block(rows, blocks[0]), implied_block(cols, blocks[1])
 
 
 def said_block(linear: Linear, declared: Declaration | None) -> Block | None:

@@ -17,8 +17,10 @@ from verify.findings import Finding
 
 KEYS = ("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers")
 PATTERNS_MAX = 50_000
+GLOBS_MAX = 2_000  # of these, globs and expressions: each is compiled
 REGEX_CHARS_MAX = 256
 NAME_CHARS_MAX = 512
+WORK_MAX = 5_000_000  # names against patterns; a list that costs more is not judged to its end
 
 # A stranger's regular expression can take exponential time: no quantified group, no back-reference, few repeats.
 _UNSAFE = re.compile(r"\)[*+?{]|\\[1-9]|\(\?P=|\{")
@@ -58,7 +60,16 @@ class Excludes:
                     Finding("config-json", "config.json", key, "a list of names", repr(value)[:80])
                 )
                 continue
+            costly = [item for item in value if _is_pattern(item)]
+            if len(costly) > GLOBS_MAX:
+                got = f"{len(costly):,}; the rest was not looked at"
+                findings.append(
+                    Finding("exclude-pattern", "config.json", key, f"at most {GLOBS_MAX:,} patterns", got)
+                )
+            read = frozenset(costly[:GLOBS_MAX])
             for item in value[:PATTERNS_MAX]:
+                if _is_pattern(item) and item not in read:
+                    continue
                 pattern = _pattern(item)
                 if pattern is None:
                     findings.append(
@@ -86,14 +97,17 @@ def _matcher(patterns: Iterable[Pattern]) -> Callable[[str], bool]:
     loose = [p for p in patterns if not _DIGITS.search(p.text)]
     exact = [p for p in patterns if p.regex is not None and _DIGITS.search(p.text)]
     by_shape: dict[str, bool] = {}
+    work = [WORK_MAX]
 
     def hit(module: str) -> bool:
-        if len(module) > NAME_CHARS_MAX:
+        if len(module) > NAME_CHARS_MAX or work[0] < 0:
             return False
         if names and not names.isdisjoint(_self_and_parents(module)):
             return True
         shape = _DIGITS.sub("0", module)
+        work[0] -= len(exact)
         if shape not in by_shape:
+            work[0] -= len(loose)
             by_shape[shape] = any(pattern.matches(shape) for pattern in loose)
         return by_shape[shape] or any(pattern.matches(module) for pattern in exact)
 
@@ -107,9 +121,13 @@ def _self_and_parents(module: str) -> Iterator[str]:
         yield module
 
 
+def _is_pattern(text: str) -> bool:
+    return text.startswith("re:") or not set("*?[").isdisjoint(text)
+
+
 def _pattern(text: str) -> Pattern | None:
     if not text.startswith("re:"):
-        return Pattern(text, re.compile(translate(text)) if set(text) & set("*?[") else None)
+        return Pattern(text, re.compile(translate(text)) if _is_pattern(text) else None)
     source = text.removeprefix("re:")
     if len(source) > REGEX_CHARS_MAX or _UNSAFE.search(source) or len(_REPEAT.findall(source)) > _REPEATS_MAX:
         return None

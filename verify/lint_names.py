@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from verify.checkpoint import Checkpoint
 from verify.declared import CONFIG, MAPPINGS, Declaration
@@ -16,6 +17,10 @@ from verify.schemes import FLOATS, Linear
 
 _LAYER = re.compile(r"^(.*\blayers)\.(\d{1,6})\.")
 _EXPERT = re.compile(r"^(.*\bexperts)\.(\d{1,6})\.")
+
+LITERAL_NAMES_MAX = 100_000  # modules up to which every known name of each is looked at
+WORK_MAX = 20_000_000  # names against patterns, about ten seconds
+MISSING_MAX = 100  # layers, or experts of a bank, that are named one by one
 
 # Two-dimensional weights that are no Linear, or that no engine quantises whatever the config says.
 NOT_LINEAR = re.compile(r"embed|norm|\bwte\b|\bwpe\b|relative_attention_bias|position|conv")
@@ -79,23 +84,33 @@ def excludes_match(names: Names) -> Iterator[Finding]:
     if declared is None or not declared.excludes.patterns:
         return
     known = {known for module in _representatives(names.modules) for known in known_names(module)}
-    literal = (
-        {known for module in names.modules for known in known_names(module)} if _numbered(declared) else known
-    )
-    idle = [pattern for pattern in declared.excludes.patterns if not _hits(pattern, known, literal)]
-    if len(idle) == len(declared.excludes.patterns):
+    literal = set(names.modules)
+    if _numbered(declared) and len(literal) < LITERAL_NAMES_MAX:
+        literal = {known for module in names.modules for known in known_names(module)}
+    work = WORK_MAX
+    idle = []
+    for pattern in declared.excludes.patterns:
+        work -= len(literal) if re.search(r"\d", pattern.text) else len(known)
+        if work > 0 and not _hits(pattern, known, literal):
+            idle.append(pattern)
+    if idle and len(idle) == len(declared.excludes.patterns):
         got = f"0 of {len(idle):,} match; the first is {idle[0].text!r}"
         yield Finding("excludes-all-idle", CONFIG, "", "exclusions that match the checkpoint's modules", got)
         return
     leaves = sorted({name.rpartition(".")[2] for name in known})
     for pattern in idle:
-        near = (
-            difflib.get_close_matches(pattern.text.rpartition(".")[2], leaves, 3, 0.7)
-            if len(idle) < 100
-            else []
+        yield Finding(
+            "exclude-idle", CONFIG, pattern.text, "a module", f"nothing{_near(pattern, leaves, len(idle))}"
         )
-        got = f"nothing{'; near: ' + ', '.join(near) if near else ''}"
-        yield Finding("exclude-idle", CONFIG, pattern.text, "a module", got)
+
+
+def _near(pattern: Pattern, leaves: list[str], idle: int) -> str:
+    """`; near: gate_proj` where looking for it is cheap."""
+    leaf = pattern.text.rpartition(".")[2]
+    if idle > 100 or len(leaves) > 2_000 or len(leaf) > 100:
+        return ""
+    near = difflib.get_close_matches(leaf, leaves, 3, 0.7)
+    return f"; near: {', '.join(near)}" if near else ""
 
 
 def _representatives(modules: Iterable[str]) -> Iterator[str]:
@@ -225,10 +240,10 @@ def layers_whole(names: Names) -> Iterator[Finding]:
         return
     stack, layers = max(stacks.items(), key=lambda item: len(item[1]))
     trunk = names.count("num_hidden_layers")
-    expected = set(range(trunk or max(layers) + 1))
-    for layer in sorted(expected - layers)[:100]:
+    expected = trunk or max(layers) + 1
+    for layer in islice((layer for layer in range(expected) if layer not in layers), MISSING_MAX):
         yield Finding(
-            "layer-missing", "", f"{stack}.{layer}", f"layers 0 to {max(expected)}", "none of its tensors"
+            "layer-missing", "", f"{stack}.{layer}", f"layers 0 to {expected - 1}", "none of its tensors"
         )
     drafts = names.count("num_nextn_predict_layers", "mtp_num_hidden_layers")
     for layer in range(trunk, trunk + min(drafts, 100)) if trunk else ():
@@ -245,9 +260,9 @@ def experts_whole(names: Names) -> Iterator[Finding]:
         if match:
             banks.setdefault(match[1], {}).setdefault(int(match[2]), set()).add(name[match.end() :])
     said = names.count("n_routed_experts", "num_experts", "num_local_experts")
+    count = said or max((len(experts) for experts in banks.values()), default=0)
     for bank, experts in banks.items():
-        count = said or max(len(other) for other in banks.values())
-        for expert in sorted(set(range(min(count, 100_000))) - experts.keys())[:100]:
+        for expert in islice((expert for expert in range(count) if expert not in experts), MISSING_MAX):
             yield Finding(
                 "expert-missing", "", f"{bank}.{expert}", f"experts 0 to {count - 1}", "none of its tensors"
             )

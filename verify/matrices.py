@@ -22,6 +22,7 @@ from verify.schemes import FLOATS, PACKED, SECOND, Linear
 from verify.source import Reader, Source
 
 F32: TypeAlias = NDArray[np.float32]
+COLUMNS_MAX = 1 << 22  # a row is the least that is held
 STRIP_ELEMENTS = 1 << 17  # so that the arrays of a strip stay in the cache
 
 DECODABLE = (
@@ -60,7 +61,9 @@ def can_decode(linear: Linear) -> bool:
     if linear.kind not in DECODABLE or linear.weight is None or linear.weight.dtype == "F8_E5M2":
         return False
     needed = SECOND.get(linear.kind)
-    return linear.grid is not None and (needed is None or needed in linear.scales) and len(linear.shape) >= 2
+    if linear.grid is None or (needed is not None and needed not in linear.scales):
+        return False
+    return len(linear.shape) >= 2 and 0 < linear.shape[-1] <= COLUMNS_MAX
 
 
 class Open:
@@ -89,10 +92,10 @@ class Open:
         return self.bytes(tensor, first * row_bytes, last * row_bytes).reshape(last - first, row_bytes)
 
 
-def strips(matrix: Matrix, row_multiple: int = 1) -> Iterator[tuple[int, int]]:
-    """Row ranges of about STRIP_ELEMENTS that begin on multiples of `row_multiple`."""
+def strips(matrix: Matrix) -> Iterator[tuple[int, int]]:
+    """Row ranges of about STRIP_ELEMENTS."""
     rows, cols = matrix.shape
-    step = max(STRIP_ELEMENTS // max(cols, 1) // row_multiple, 1) * row_multiple
+    step = max(STRIP_ELEMENTS // cols, 1)
     for first in range(0, rows, step):
         yield first, min(first + step, rows)
 
@@ -156,7 +159,7 @@ def _expanded(matrix: Matrix, opened: Open, first: int, last: int) -> F32:
         scales = scales * _scalar(linear.scales["weight_scale_2"], opened)
     elif linear.kind == "ct-nvfp4":
         scales = scales / _scalar(linear.scales["weight_global_scale"], opened)
-    tall = np.repeat(scales, rows, axis=0)[first - begin * rows : last - begin * rows]
+    tall = scales[np.arange(first, last) // rows - begin]
     return tall if columns == 1 else np.repeat(tall, cols, axis=1)[:, : matrix.shape[1]]
 
 

@@ -25,6 +25,7 @@ from verify.source import Source
 from verify.threads import pinned
 
 BLOCKS = 2_000
+BLOCK_ELEMENTS_MAX = 1 << 22  # a block is held whole
 BLOCK_KINDS = (
     "fp8-block",
     "fp8-grid",
@@ -132,6 +133,10 @@ def converted(child: Checkpoint, parent: Checkpoint, recipe: str | None, report:
             got = f"{made_by} with scales in {scales.dtype}"
             expected = f"{' or '.join(RECIPES)} with scales in F32"
             report.add(Finding("recipe-unknown", linear.weight.file, name, expected, got))
+        elif min(block[0], linear.shape[0]) * min(block[1], linear.shape[1]) > BLOCK_ELEMENTS_MAX:
+            got = f"blocks of {list(block)}"
+            limit = f"blocks of at most {BLOCK_ELEMENTS_MAX:,} elements"
+            report.add(Finding("recipe-unknown", linear.weight.file, name, limit, got))
         elif scales.shape == (-(-linear.shape[0] // block[0]), -(-linear.shape[1] // block[1])):
             yield Weight(linear.weight, scales, theirs, block, made_by)
 

@@ -165,7 +165,7 @@ def loss_of(pair: Pair, source: Source, parent: Source) -> Loss:
     loss = Loss(pair.name, pair.child.linear.kind)
     top = 0x7 if pair.child.linear.kind in PACKED else 0x7E
     with Open(source) as ours, Open(parent) as theirs:
-        for first, last in strips(pair.child, pair.child.block[0]):
+        for first, last in strips(pair.child):
             got, codes = decoded(pair.child, ours, first, last)
             want = values(pair.parent, theirs, first, last)
             with np.errstate(all="ignore"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from verify.ask import Bar, answer, as_json, source_at
@@ -11,7 +13,8 @@ from verify.lint import lint
 from verify.loads import loads
 from verify.reproduce import reproduce
 from verify.roundtrip import Limits, roundtrip
-from verify.source import Source
+from verify.signature import SigningError, check_signature
+from verify.source import Folder, Source
 
 
 @click.command("all")
@@ -19,8 +22,14 @@ from verify.source import Source
 @click.option(
     "--parent", metavar="DIR", help="The checkpoint that it was made from: adds roundtrip and reproduce."
 )
+@click.option(
+    "--public-key",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="PEM",
+    help="The publisher's: adds signature.",
+)
 @as_json
-def all_command(place: str, parent: str | None, as_json: bool) -> None:
+def all_command(place: str, parent: str | None, public_key: Path | None, as_json: bool) -> None:
     """Ask every question that applies to the checkpoint in DIR.
 
     \b
@@ -30,6 +39,7 @@ def all_command(place: str, parent: str | None, as_json: bool) -> None:
     origin = source_at(parent) if parent else None
     with Bar() as bar:
         reports = ask_all(source, origin, bar)
+    reports.append(_signature(source, public_key))
     answer(together(reports), as_json, source, *([origin] if origin else []))
 
 
@@ -41,6 +51,17 @@ def ask_all(source: Source, parent: Source | None, bar: Bar) -> list[Report]:
             reproduce(source, parent, progress=bar),
         ]
     return reports
+
+
+def _signature(source: Source, public_key: Path | None) -> Report:
+    if public_key is not None and isinstance(source, Folder):
+        try:
+            return check_signature(source.root, public_key)
+        except SigningError as error:
+            raise click.UsageError(str(error)) from None
+    report = Report("signature")
+    report.leaves_out("signature", "no --public-key given" if public_key is None else "only of a folder")
+    return report
 
 
 def together(reports: list[Report]) -> Report:

@@ -106,7 +106,7 @@ def test_all_asks_what_applies_and_gives_one_verdict(pair: tuple[Path, Path]) ->
     result = _ask("all", pair[0], "--parent", pair[1], "--json")
     value = json.loads(result.stdout)
     assert (result.exit_code, value["status"]) == (0, "clean")
-    assert list(value["facts"]) == ["integrity", "lint", "loads", "roundtrip", "reproduce"]
+    assert list(value["facts"]) == ["integrity", "lint", "loads", "roundtrip", "reproduce", "signature"]
 
 
 def test_python_m_verify_works_without_pipeline(pair: tuple[Path, Path]) -> None:
@@ -159,3 +159,9 @@ def test_names_in_hostile_files_reach_the_terminal_without_control_characters(
     assert "\x1b" not in output
     assert "\u202e" not in output
     assert "\\x1b[31mred" in output
+
+
+def test_the_rules_are_listed_without_a_checkpoint() -> None:
+    result = _ask("lint", "--list-rules")
+    assert result.exit_code == 0
+    assert "SM101  warning  placeholder-input-scale" in result.output

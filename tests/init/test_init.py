@@ -149,6 +149,9 @@ def test_kv_heads_are_dealt_out_no_finer_than_they_are() -> None:
     made = drafted(bf16(grouped), num_attention_heads=8, num_key_value_heads=2)
     assert "shares = 2" in made.text
     assert [at.reason for at in made.plan.loads] == [None, None, None, None]
+    one = {**grouped, "self_attn.k_proj.weight": (128, 256), "self_attn.v_proj.weight": (128, 256)}
+    mixed = drafted(bf16(one), "modelopt-mixed", num_attention_heads=8, num_key_value_heads=1)
+    assert families(mixed)["attention q/k/v"].block == (128, 128)
 
 
 @pytest.mark.parametrize(

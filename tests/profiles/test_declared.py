@@ -157,3 +157,31 @@ def test_stacked_experts_are_listed_by_their_module(tmp_path: Path) -> None:
     build(parent, tmp_path / "out", recipe("fp8", head=kept))
     stated = config_of(tmp_path / "out")["quantization_config"]
     assert "model.layers.0.mlp.experts" in stated["modules_to_not_convert"]
+
+
+def test_a_module_that_holds_codes_is_not_listed_for_an_odd_parameter_beside_them(tmp_path: Path) -> None:
+    """Kimi's A_log has four axes; a loader takes a listed module for all that lies in it, o_proj too."""
+    tensors = {**weights(), "model.layers.0.self_attn.A_log": bf16("a", 1, 1, 4, 1)}
+    parent = write_parent(tmp_path / "parent", {FILES[0]: tensors}, config={})
+    kept = LM_HEAD.replace('"lm_head.weight"', '["lm_head.weight", "model.layers.*.self_attn.A_log"]')
+    linears = LINEAR.replace(".*.weight", ".*_proj.weight")
+    build(parent, tmp_path / "out", recipe("fp8", linears, kept))
+    stated = config_of(tmp_path / "out")["quantization_config"]
+    assert "model.layers.0.self_attn.A_log" in stated["modules_to_not_convert"]
+    assert "model.layers.0.self_attn" not in stated["modules_to_not_convert"]
+
+
+def test_what_is_kept_is_listed_by_the_names_that_runtimes_fuse_it_under_too(tmp_path: Path) -> None:
+    kept = LM_HEAD.replace(
+        '"lm_head.weight"', '["lm_head.weight", "model.layers.*.self_attn.{q,k}_proj.weight"]'
+    )
+    linears = LINEAR.replace("{self_attn,mlp}", "mlp").replace("expect = 6", "expect = 2")
+    fused = """
+[[fused]]
+name = "attention"
+match = "model.layers.*.self_attn.{q,k}_proj.weight"
+runtime_names = ["qk_proj"]
+"""
+    build(dense_parent(tmp_path / "parent"), tmp_path / "out", recipe("fp8", linears, kept + fused))
+    listed = config_of(tmp_path / "out")["quantization_config"]["modules_to_not_convert"]
+    assert {"model.layers.1.self_attn.q_proj", "model.layers.1.self_attn.qk_proj"} <= set(listed)

@@ -290,5 +290,6 @@ def plan_json(plan: Plan, parent: Parent) -> dict[str, Any]:
         "config_entries": plan.config_entries,
         "loads_at": {str(at.tensor_parallel): at.reason or "yes" for at in plan.loads},
         "dropped": list(plan.dropped),
+        "left": dict(parent.left),
         "key": plan.key,
     }

@@ -100,7 +100,8 @@ def plan(config: Path, parent: Path, out: Path | None, probing: bool, as_json: b
     type=click.Choice(["copy", "reflink", "hardlink"]),
     default="copy",
     show_default=True,
-    help="How an unchanged file is passed on. A hard link is the parent's own file: editing one edits both.",
+    help="How an unchanged file is passed on; copied where the file systems can't. A hard link is the parent's own "
+    "file: editing one edits both.",
 )
 @click.option("--sha256/--no-sha256", default=True, show_default=True, help="Hash every output file.")
 @click.option("--expect-key", help="Refuse to build any plan but the one with this key (see plan --json).")
@@ -202,7 +203,7 @@ def _show_plan(prepared: Prepared, facts: dict[str, Any]) -> None:
         block = f"[{family['block'][0]},{family['block'][1]}]" if family["block"] else ""
         sizes = [human(family[size]) for size in ("bytes_before", "bytes_after", "scale_bytes")]
         # rich reads square brackets as markup.
-        table.add_row(escape(name), family["action"], escape(block), str(family["tensors"]), *sizes)
+        table.add_row(escape(name), family["action"], escape(block), f"{family['tensors']:,}", *sizes)
     console.print(table)
     for side in ("parent", "output"):
         sums = facts[side]
@@ -212,9 +213,11 @@ def _show_plan(prepared: Prepared, facts: dict[str, Any]) -> None:
         )
     rewritten = len(facts["files_rewritten"])
     click.echo(
-        f"{facts['converted']} tensors convert; {rewritten} files are rewritten, "
+        f"{facts['converted']:,} tensors convert; {rewritten} files are rewritten, "
         f"{facts['output']['files'] - rewritten} passed on; config.json gets {facts['config_entries']:,} entries"
     )
+    for name, reason in facts["left"].items():
+        click.echo(f"not passed on: {name}: {reason}")
     if "disk" in facts:
         click.echo(f"disk: needs {human(facts['disk']['needed'])}, {human(facts['disk']['free'])} free")
     click.echo(_loads_line(facts["loads_at"]))
@@ -224,7 +227,7 @@ def _show_plan(prepared: Prepared, facts: dict[str, Any]) -> None:
 def _loads_line(loads_at: dict[str, str]) -> str:
     loads = [size for size, answer in loads_at.items() if answer == "yes"]
     fails = [f"{size} ({answer})" for size, answer in loads_at.items() if answer != "yes"]
-    return f"loads at tensor-parallel size {', '.join(loads)}" + (
+    return f"loads at tensor-parallel size {', '.join(loads) or 'none'}" + (
         f"; not {'; not '.join(fails)}" if fails else ""
     )
 
@@ -246,8 +249,9 @@ def _show_summary(summary: run.Summary, out: Path, seconds: float) -> None:
         _show_nothing_to_do(out, seconds, as_json=False)
         return
     made, fresh = len(summary.made), len(summary.plan.shards) - len(summary.made)
+    resumed = f" ({len(summary.resumed)} of them before a cut)" if summary.resumed else ""
     click.echo(
-        f"built {out} in {seconds:.1f} s: {made} shards made ({len(summary.resumed)} of them before a cut), "
+        f"built {out} in {seconds:.1f} s: {made} shards made{resumed}, "
         f"{fresh} up to date, {len(summary.files_written)} files written, {human(summary.bytes_read)} read"
     )
     click.echo(f"kernel: {summary.kernel}; recipe: {summary.plan.recipe}; plan key: {summary.plan.key}")
@@ -256,7 +260,15 @@ def _show_summary(summary: run.Summary, out: Path, seconds: float) -> None:
 def _show_nothing_to_do(out: Path, seconds: float, as_json: bool) -> None:
     if as_json:
         click.echo(
-            json.dumps({"made": {}, "resumed": [], "files_written": [], "bytes_read": 0, "seconds": seconds})
+            json.dumps(
+                {
+                    "made": {},
+                    "resumed": [],
+                    "files_written": [],
+                    "bytes_read": 0,
+                    "seconds": round(seconds, 3),
+                }
+            )
         )
     else:
         click.echo(f"nothing to do: {out} is up to date ({seconds:.1f} s)")

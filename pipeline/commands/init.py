@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -115,4 +116,4 @@ def _show(made: Any, output: Path, parent: Path) -> None:
         click.echo("not known, and so kept; a person may know better:")
         for glob in made.unknown:
             click.echo(f"  {glob}")
-    click.echo(f"Next:  shardmill plan -c {output} --parent {parent}")
+    click.echo(f"Next:  {shlex.join(['shardmill', 'plan', '-c', str(output), '--parent', str(parent)])}")

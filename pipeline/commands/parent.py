@@ -18,4 +18,7 @@ class ParentFolder(click.ParamType):  # type: ignore[type-arg]  # no generic bef
             from pipeline.remote import shadow
 
             return shadow(value)
-        return Path(value)
+        folder = Path(value)
+        if not folder.is_dir():
+            self.fail(f"{folder}: is not a folder; give the parent checkpoint's folder", param, ctx)
+        return folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -43,4 +44,4 @@ def toy_parent(folder: Path, name: str) -> None:
             progress.begin(file_bytes)
             write_parent(folder, size, headers, progress.advance)
         click.echo(f"{what}{', all but the headers holes' if size.sparse else ''}.")
-    click.echo(f"Next:  shardmill plan --parent {folder}")
+    click.echo(f"Next:  shardmill plan --parent {shlex.quote(str(folder))}")

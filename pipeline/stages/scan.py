@@ -44,7 +44,7 @@ def scan(checkpoint: Checkpoint) -> Parent:
         )
     if missing := sorted(set((weight_map or {}).values()) - set(shards)):
         raise CheckpointError(
-            f"{INDEX_FILE}: names {missing[0]}, which is not in {folder} ({len(missing)} such files); fetch it again"
+            f"{INDEX_FILE}: names {missing[0]}, which is not in {folder}{_and_more(len(missing))}; fetch it again"
         )
     # Stats come first: a shard that is replaced after its header was read has another stat when it is opened.
     stats = {shard: file_stat(folder / shard) for shard in shards}
@@ -55,6 +55,10 @@ def scan(checkpoint: Checkpoint) -> Parent:
     carried, left = _other_files(folder, set(shards))
     stats |= {name: file_stat(folder / name) for name in carried}
     return Parent(folder, headers, stats, _config(folder), carried, left, single=weight_map is None)
+
+
+def _and_more(count: int) -> str:
+    return f", nor are {count - 1} more" if count > 1 else ""
 
 
 def _weight_map(path: Path) -> dict[str, str]:

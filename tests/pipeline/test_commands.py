@@ -78,6 +78,18 @@ def test_plan_build_explain_tell_what_they_did(shardmill: Callable[..., Told], p
     assert (code, out) == (0, "0 of 4 shards will be made; the others are up to date\n")
 
 
+def test_plan_says_which_files_stay_behind_and_why(
+    shardmill: Callable[..., Told], places: list[Any], parent: Path
+) -> None:
+    """A tokenizer whose download was cut is a link to nothing; its absence must not come as a surprise."""
+    (parent / "vocab.json").symlink_to(parent / "nowhere")
+    assert (
+        "not passed on: vocab.json: it is not a file, or a link to nothing\n" in shardmill("plan", *places)[1]
+    )
+    left = json.loads(shardmill("plan", *places, "--json")[1])["left"]
+    assert left["vocab.json"] == "it is not a file, or a link to nothing"
+
+
 def test_names_with_brackets_are_shown_as_they_are(shardmill: Callable[..., Told], places: list[Any]) -> None:
     places[1].write_text(RECIPE.replace('"mlp"', '"mlp [/b] [red]"').replace('"micro"', '"[/i]"'))
     code, out, _ = shardmill("plan", *places)
@@ -202,7 +214,7 @@ def test_the_short_way_out_sees_what_changed_while_the_last_build_was_at_work(
             2,
             "cannot be read",
         ),
-        (["build", "--parent", "{here}/nowhere", "--out", "{out}", "-c", "{recipe}"], 1, "is not a folder"),
+        (["build", "--parent", "{here}/nowhere", "--out", "{out}", "-c", "{recipe}"], 2, "is not a folder"),
         (["build", "--parent", "{parent}", "--out", "{parent}", "-c", "{recipe}"], 1, "is the parent itself"),
         (["build", "--parent", "{parent}", "--out", "{recipe}", "-c", "{recipe}"], 1, "cannot be written"),
         (["build", "--parent", "{parent}", "-c", "{recipe}"], 2, "Missing option '--out'"),

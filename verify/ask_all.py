@@ -73,6 +73,7 @@ def together(reports: list[Report]) -> Report:
             if finding not in seen:
                 seen.add(finding)
                 whole.add(finding)
+        whole.more |= report.more
         for topic in report.checked:
             whole.checks(f"{report.question}: {topic}")
         for topic, reason in report.not_checked.items():

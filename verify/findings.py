@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -80,13 +79,16 @@ class Report:
     findings: list[Finding] = field(default_factory=list)
     fine: list[str] = field(default_factory=list)  # one line for each file without a finding
     facts: dict[str, object] = field(default_factory=dict)  # what the question measured beside its findings
-    _counts: Counter[str] = field(default_factory=Counter)
+    more: Counter[str] = field(default_factory=Counter)  # rule's slug -> findings that were counted, not kept
+    _kept: Counter[str] = field(default_factory=Counter)
 
     def add(self, *findings: Finding) -> None:
         for finding in findings:
-            self._counts[finding.slug] += 1
-            if self._counts[finding.slug] <= FINDINGS_OF_A_RULE_MAX:
+            if self._kept[finding.slug] < FINDINGS_OF_A_RULE_MAX:
+                self._kept[finding.slug] += 1
                 self.findings.append(finding)
+            else:
+                self.more[finding.slug] += 1
 
     def checks(self, topic: str) -> None:
         if topic not in self.checked and topic not in self.not_checked:
@@ -98,15 +100,8 @@ class Report:
         self.not_checked.setdefault(topic, reason)
 
     def count(self, slug: str) -> int:
-        """Findings of one rule, those beyond FINDINGS_OF_A_RULE_MAX included."""
-        return self._counts[slug]
-
-    def without(self, slugs: Iterable[str]) -> Report:
-        """The report with the findings of these rules left out."""
-        dropped = frozenset(slugs)
-        kept = Report(self.question, self.checked, self.not_checked, [], self.fine, self.facts)
-        kept.add(*(f for f in self.findings if f.slug not in dropped))
-        return kept
+        """Findings of one rule, those that were not kept included."""
+        return self._kept[slug] + self.more[slug]
 
     @property
     def status(self) -> str:
@@ -129,6 +124,8 @@ class Report:
             "not_checked": list(self.not_checked),
             "findings": [finding.as_json() for finding in self.worst_first()],
         }
+        if self.more:
+            value["more"] = {RULES[slug].id: count for slug, count in sorted(self.more.items())}
         if self.facts:
             value["facts"] = self.facts
         return json.dumps(value, indent=2)

@@ -93,6 +93,10 @@ def finish(report: Report, checkpoint: Checkpoint, wishes: Wishes) -> Report:
         else:
             said = f"{RULES[line.slug].id} {line.slug}: {line.reason}"
             ignored[said] = ignored.get(said, 0) + 1
+    ignored_rules = {line.slug for line in wishes.ignore}
+    for slug, count in report.more.items():
+        if slug not in ignored_rules and (wishes.select is None or slug in wishes.select):
+            kept.more[slug] = count
     if ignored:
         kept.facts["ignored"] = {said: ignored[said] for said in sorted(ignored)}
     faulty = {finding.file for finding in kept.findings if finding.severity != "info"}

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from verify.findings import Finding, Report, Severity, printable
+from verify.rules import RULES
 
 SHOWN_OF_A_RULE = 5
 STYLE = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
@@ -46,7 +47,11 @@ def _show_rule(report: Report, findings: list[Finding], console: Console) -> Non
         console.print("    " + escape(_line(finding)), highlight=False, soft_wrap=True)
     rest = report.count(findings[0].slug) - min(len(findings), SHOWN_OF_A_RULE)
     if rest:
-        console.print(f"    and {rest:,} more (--json names them)", highlight=False, soft_wrap=True)
+        console.print(
+            f"    and {rest:,} more (--json names {'them' if not report.more[findings[0].slug] else 'many of them'})",
+            highlight=False,
+            soft_wrap=True,
+        )
     console.print(f"    what to do: {escape(rule.advice)}", highlight=False, soft_wrap=True)
 
 
@@ -59,7 +64,7 @@ def _line(finding: Finding) -> str:
 
 def _verdict(report: Report) -> str:
     counts = dict.fromkeys(Severity, 0)
-    for finding in report.findings:
-        counts[finding.severity] += 1
+    for slug in {finding.slug for finding in report.findings}:
+        counts[Severity(RULES[slug].severity)] += report.count(slug)
     said = ", ".join(f"{n:,} {severity.value}{'s' if n != 1 else ''}" for severity, n in counts.items() if n)
     return f"{report.question}: {said or 'clean'}"

@@ -165,3 +165,16 @@ def test_the_rules_are_listed_without_a_checkpoint() -> None:
     result = _ask("lint", "--list-rules")
     assert result.exit_code == 0
     assert "SM101  warning  placeholder-input-scale" in result.output
+
+
+def test_findings_beyond_a_bound_are_counted_and_not_kept(
+    monkeypatch: pytest.MonkeyPatch, pair: tuple[Path, Path]
+) -> None:
+    monkeypatch.setattr("verify.findings.FINDINGS_OF_A_RULE_MAX", 3)
+    index, file = pair[1] / "model.safetensors.index.json", "model-00001-of-00002.safetensors"
+    names = [name for name, placed in json.loads(index.read_text())["weight_map"].items() if placed == file]
+    index.write_text(json.dumps({"weight_map": {names[0]: file}}))
+    value = json.loads(_ask("lint", pair[1], "--json").stdout)
+    assert sum(row["rule"] == "SM024" for row in value["findings"]) == 3
+    assert value["more"]["SM024"] == len(names) - 1 - 3
+    assert f"and {len(names) - 1 - 3:,} more" in _ask("integrity", pair[1]).output

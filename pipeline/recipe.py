@@ -339,6 +339,9 @@ def _problem(
         message = f"the key {place[-1]!r} is not known; remove it or correct its spelling"
     elif fault["type"] == "missing":
         message = f"the key {place[-1]!r} is missing" if isinstance(place[-1], str) else "has too few entries"
+    elif fault["type"] == "too_long":
+        message = "has too many entries"
+    message = message.replace("Input should be", "should be").replace("valid tuple", "list")
     return _told(origin, written, message)
 
 

@@ -197,10 +197,13 @@ class Store:
 def _write_whole(path: Path, data: bytes) -> None:
     """Writes `data` so that `path` never holds a part of it."""
     draft = path.with_name(path.name + ".part")
-    with draft.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with draft.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:  # a full disk names no file
+        raise OSError(error.errno, error.strerror, str(path)) from None
     draft.replace(path)
 
 

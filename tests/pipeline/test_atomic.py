@@ -276,6 +276,15 @@ def test_changing_between_one_file_and_many_is_gated_too(
             shutil.rmtree(out)
 
 
+def test_a_disk_that_fills_under_a_small_file_is_told_with_the_files_name(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.open()
+    (store.staging / "config.json.part").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"No space left on device.*staging/config\.json'"):
+        store.stage("config.json", b"{}")
+    assert not (store.staging / "config.json").exists()
+
+
 def test_a_shard_that_a_loader_would_take_for_the_whole_is_gated_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

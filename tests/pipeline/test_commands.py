@@ -361,11 +361,11 @@ def test_a_signal_stops_a_build_at_once_and_the_next_one_finishes_it(
     script = (
         "import os, pipeline.job as job\n"
         "from pipeline.commands.main import main\n"
-        f"job.Watch.done = lambda self, count: (os.kill(os.getpid(), {int(number)}), __import__('time').sleep(30))\n"
+        f"job.Watch.done = lambda self, count: (os.kill(os.getpid(), {int(number)}), __import__('time').sleep(120))\n"
         "main()"
     )
     command = [sys.executable, "-c", script, "build", *map(str, places)]
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=25)
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert told.returncode == code
     assert "the same command goes on where it stopped" in told.stderr
     assert "Traceback" not in told.stderr

@@ -125,7 +125,7 @@ def _build(
     store.sweep(finished)
     store.start(parent.stats)
     todo = [shard for shard in chosen if shard.file not in finished]
-    _refuse_full_disk(todo, store.out)
+    _refuse_full_disk(todo, parent, store.out, settings)
     begin(sum(input_bytes(parent, shard) for shard in todo))
     made = _make(todo, prepared, store, settings, watch)
     receipts = {**finished, **{receipt.file: receipt for receipt in made}}
@@ -160,8 +160,17 @@ def _refuse_place(parent: Path, out: Path) -> None:
         raise BuildError(f"{out}: and the parent {parent} lie one inside the other; choose another --out")
 
 
-def _refuse_full_disk(todo: Sequence[ShardPlan], out: Path) -> None:
-    needed, free = sum(shard.header.file_bytes for shard in todo), shutil.disk_usage(out).free
+def _refuse_full_disk(todo: Sequence[ShardPlan], parent: Parent, out: Path, settings: Settings) -> None:
+    """What is passed on as a hard link takes no room, where `out` lies on the parent's file system."""
+    device = out.stat().st_dev
+    needed = sum(
+        shard.header.file_bytes
+        for shard in todo
+        if shard.rewritten
+        or settings.passthrough != "hardlink"
+        or parent.path(shard.file).stat().st_dev != device
+    )
+    free = shutil.disk_usage(out).free
     if needed > free:
         raise BuildError(
             f"{out}: needs {needed} bytes and the disk has {free} free; make room or choose another --out"

@@ -378,6 +378,20 @@ def test_a_disk_without_room_is_refused_before_anything_is_made(
     assert list((out / STATE_FOLDER / "staging").iterdir()) == []
 
 
+def test_files_that_are_passed_on_as_hard_links_need_no_room(
+    parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: dict[str, bytes]
+) -> None:
+    """Room for the two shards that are rewritten is enough, and less is not."""
+    rewritten = len(reference[SHARDS[0]]) + len(reference[SHARDS[2]])
+    usage, free = namedtuple("usage", "total used free"), [rewritten - 1]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**6, 0, free[0]))
+    with pytest.raises(BuildError, match=f"needs {rewritten} bytes and the disk has {free[0]} free"):
+        build(parent, tmp_path / "out", passthrough="hardlink")
+    free[0] = rewritten
+    build(parent, tmp_path / "out", passthrough="hardlink")
+    assert published(tmp_path / "out") == reference
+
+
 @pytest.mark.parametrize("bits", [0x7FC0, 0xFFC1, 0x7F80, 0xFF80], ids=["NaN", "-NaN", "Inf", "-Inf"])
 @pytest.mark.parametrize("strip_bytes", [64, 1 << 20])
 def test_a_source_that_is_not_finite_stops_the_build_and_is_told_by_row_and_column(

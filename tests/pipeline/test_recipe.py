@@ -75,7 +75,7 @@ def test_all_problems_are_told_at_once_each_with_its_line(tmp_path: Path) -> Non
         ("expect = 4", "expect = -1", "expect", "greater"),
         ("block = [4, 4]", "block = [true, 4]", "block", "integer"),
         ("block = [4, 4]", "block = [4]", "block", "too few entries"),
-        ("block = [4, 4]", "block = [4, 4, 4]", "block", "at most 2 items"),
+        ("block = [4, 4]", "block = [4, 4, 4]", "block", "has too many entries"),
         ("block = [4, 4]", "block = [0, 4]", "block", "greater"),
         ("block = [4, 4]\n", "", "[[family]]", "needs `block`"),
         ("expect = 4\n", "", "[[family]]", "needs `expect`, the number of its tensors"),

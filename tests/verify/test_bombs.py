@@ -21,9 +21,11 @@ from verify.commands import verify
 result = CliRunner().invoke(verify, ["integrity", sys.argv[1], "--json"])
 lint = CliRunner().invoke(verify, ["lint", sys.argv[1], "--json"])
 used = resource.getrusage(resource.RUSAGE_SELF)
+# Not ru_maxrss: a child begins with what its parent, the whole test suite, had at its largest.
+peak = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
 import json
 rules = [row["rule"] for row in json.loads(result.stdout)["findings"]]
-print(json.dumps([result.exit_code, lint.exit_code, rules[:1], used.ru_maxrss, used.ru_utime + used.ru_stime]))
+print(json.dumps([result.exit_code, lint.exit_code, rules[:1], peak, used.ru_utime + used.ru_stime]))
 """
 
 
@@ -43,6 +45,7 @@ def _index(count: int, files: int) -> bytes:
     return b'{"weight_map":{' + b",".join(b'"%x":"%x"' % (i, i % files) for i in range(count)) + b"}}"
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/status")
 @pytest.mark.parametrize(
     ("write", "rule"),
     [
@@ -63,6 +66,6 @@ def test_a_bomb_ends_in_a_finding_within_300_mib_and_5_seconds(
     run = [sys.executable, "-c", CODE, str(tmp_path / "c")]
     done = subprocess.run(run, capture_output=True, text=True, check=True)
     exit_code, _, rules, peak, seconds = json.loads(done.stdout)
-    assert peak <= PEAK_KIB_MAX * (1024 if sys.platform == "darwin" else 1)
+    assert peak <= PEAK_KIB_MAX
     assert seconds <= 10.0  # of CPU, for two questions
     assert (exit_code, rules) == ((0, []) if rule == "SM000" else (1, [rule]))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 CODE = """
@@ -15,11 +16,14 @@ from click.testing import CliRunner
 from verify.commands import verify
 result = CliRunner().invoke(verify, ["lint", sys.argv[1], "--headers-only", "--json"])
 used = resource.getrusage(resource.RUSAGE_SELF)
+# Not ru_maxrss: a child begins with what its parent, the whole test suite, had at its largest.
+peak = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
 status = json.loads(result.stdout)["status"]
-print(json.dumps([result.exit_code, status, used.ru_maxrss, used.ru_utime + used.ru_stime]))
+print(json.dumps([result.exit_code, status, peak, used.ru_utime + used.ru_stime]))
 """
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/status")
 def test_lint_of_the_real_parents_headers_takes_10_seconds_and_500_mib_at_most(tmp_path: Path) -> None:
     from pipeline.commands.toy import toy_parent
 
@@ -31,4 +35,4 @@ def test_lint_of_the_real_parents_headers_takes_10_seconds_and_500_mib_at_most(t
     exit_code, status, peak, seconds = json.loads(done.stdout)
     assert (exit_code, status) == (0, "info")
     assert seconds <= 10.0  # of CPU: a busy machine must not fail it
-    assert peak <= (500 << 10) * (1024 if sys.platform == "darwin" else 1)
+    assert peak <= 500 << 10  # KiB

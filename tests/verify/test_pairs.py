@@ -220,9 +220,10 @@ def test_nvfp4_decodes_by_its_own_convention(maker: Callable[[], Model], leaf: s
 
 
 def test_two_equal_checkpoints_do_not_differ(two: Two) -> None:
-    two.child = nvfp4_parent()
+    two.child, two.parent.manifest = nvfp4_parent(), {}  # one manifest alone decides nothing
     report = two.ask(diff)
     assert report.findings == []
+    assert "bytes" in report.checked
     assert all("carried" in said for said in report.facts["families"].values())  # type: ignore[attr-defined]
 
 
@@ -260,15 +261,17 @@ def test_missing_and_added_tensors_and_config_keys_are_named(two: Two) -> None:
     assert said == expected
 
 
-def test_where_both_have_manifests_digests_decide_and_no_data_is_read(two: Two, monkeypatch: object) -> None:
+def test_where_both_have_manifests_digests_decide(two: Two) -> None:
     two.parent.manifest, two.child = {}, nvfp4_parent()
     two.child.manifest = {}
     patch(two.child[Q], 0, b"\1")
     child, parent = two.sources()
     (finding,) = diff(parent, child).findings
     assert (finding.slug, finding.got) == ("diff-changed", "another digest")
-    (finding,) = diff(parent, child, by_bytes=True).findings
-    assert finding.got.startswith("the first difference at byte 0")
+    assert "bytes, by the manifests' digests" in diff(parent, child).checked
+    by_bytes = diff(parent, child, by_bytes=True)
+    assert "bytes" in by_bytes.checked
+    assert by_bytes.findings[0].got.startswith("the first difference at byte 0")
 
 
 def test_a_tensor_of_a_form_that_cannot_be_decoded_is_retyped(two: Two) -> None:

@@ -27,10 +27,10 @@ $(READY): pyproject.toml
 # Without PARENT the toy parent stands in for the real one: same structure, toy dimensions.
 ifeq ($(PARENT),)
 parent := $(TOY)
-$(TOY)/config.json: $(READY)
+$(TOY)/model.safetensors.index.json: $(READY)
 	@echo "No PARENT given: making a toy parent with the real one's structure in $(TOY)."
 	$(BIN)/shardmill toy-parent $(TOY) --size tiny
-parent-ready: $(TOY)/config.json
+parent-ready: $(TOY)/model.safetensors.index.json  # written last
 else
 parent := $(PARENT)
 parent-ready:

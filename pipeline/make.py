@@ -56,9 +56,10 @@ def make_shard(task: ShardTask, watch: Watch) -> Receipt:
     store, dag = Store(task.out), arrange(task.dag_needs, STAGES)
     staged = store.staging / task.plan.file
     draft = staged.with_name(f"{staged.name}.{secrets.token_hex(4)}")
+    linked = task.settings.passthrough == "hardlink"
     with ExitStack() as files:
         opened = {
-            shard: (files.enter_context(Source(each.path, each.stat)), each.data_begin)
+            shard: (files.enter_context(Source(each.path, each.stat, linked)), each.data_begin)
             for shard, each in zip(task.plan.inputs, task.inputs, strict=True)
         }
         sink = files.enter_context(Sink(draft, task.plan.header.file_bytes))

@@ -166,6 +166,9 @@ def _shard_key(source: Header, output: Header, assignments: Sequence[Assignment]
         for each in assignments
         if isinstance(each.action, Reconcile)
     )
+    deeds.update(
+        (each.source.name, [each.action.name]) for each in assignments if isinstance(each.action, Rename)
+    )
     return key_of([output.shard, output.digest, source.digest, source.file_bytes, deeds])
 
 

@@ -33,8 +33,9 @@ class Source:
     A shard in the shadow of a hub's repository is fetched as it is read: `hub` then holds its bytes, not the file.
     """
 
-    def __init__(self, path: Path, stat: Stat) -> None:
-        self.path, self._stat = path, stat
+    def __init__(self, path: Path, stat: Stat, linked: bool = False) -> None:
+        """`linked`: hard links to the file are being made meanwhile, which moves its ctime and nothing else."""
+        self.path, self._stat, self._linked = path, stat, linked
         self.hub = hub_bytes(path)
         try:
             self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -59,17 +60,15 @@ class Source:
             self._held_still("while it was read")
 
     def _held_still(self, when: str) -> None:
-        if not self.path.exists() or file_stat(self.path) != self._stat:
+        told = 3 if self._linked else 4  # how much of a Stat is compared
+        if not self.path.exists() or file_stat(self.path)[:told] != self._stat[:told]:
             raise CheckpointError(f"{self.path}: changed {when}; let its writer finish, then build again")
 
     def link(self, target: Path) -> None:
-        """Makes `target` a hard link to this file. That moves the file's ctime (so does a rename) and nothing else."""
+        """Makes `target` a hard link to this file."""
         link = target.with_name(target.name + ".link")
         os.link(self.path.resolve(), link)
         link.replace(target)
-        size, mtime, inode, ctime = file_stat(self.path)
-        if (size, mtime, inode) == self._stat[:3]:
-            self._stat = (size, mtime, inode, ctime)
 
     def read(self, target: memoryview, offset: int) -> None:
         """Fills `target` with the bytes at `offset`; raises CheckpointError where the file can't give them."""

@@ -170,8 +170,10 @@ def explain(config: Path, parent: Path, out: Path, paranoid: bool, as_json: bool
         shards = {verdict.file: verdict.reason for verdict in verdicts}
         click.echo(json.dumps({"shards": shards, "accept_runs": runs}))
         return
-    for verdict in stale:
-        click.echo(f"{verdict.file}: will be made: {verdict.reason}")
+    for verdict in verdicts:
+        click.echo(
+            f"{verdict.file}: " + (f"will be made: {verdict.reason}" if verdict.reason else "is up to date")
+        )
     click.echo(f"{len(stale)} of {len(verdicts)} shards will be made; the others are up to date")
     for sentence in runs:
         click.echo(sentence)

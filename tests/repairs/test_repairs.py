@@ -13,9 +13,11 @@ import pytest
 from kernels.formats import E4M3_VALUES
 from kernels.nvfp4 import decode, encode
 from pipeline import run
-from pipeline.errors import BuildError, PlanError, RecipeError
+from pipeline.container import file_stat
+from pipeline.errors import BuildError, CheckpointError, PlanError, RecipeError
 from pipeline.job import Settings, Watch
 from pipeline.recipe import load
+from pipeline.shardio import Source
 
 HEAD = """
 format = 1
@@ -330,3 +332,30 @@ def test_a_new_name_with_other_wildcards_is_refused(tmp_path: Path) -> None:
     recipe = HEAD + '[[family]]\nname = "r"\nmatch = "a.*"\naction = "rename"\nto = "b"\nexpect = 1\n'
     with pytest.raises(RecipeError, match="must have as many wildcards"):
         build(parent, tmp_path / "out", recipe)
+
+
+def test_new_names_that_change_places_make_their_shard_again(tmp_path: Path) -> None:
+    """Of equal dtype and shape, so that the header stays; the data must move."""
+    values = {name: ("F32", np.full(4, value, np.float32)) for name, value in (("a.x", 1), ("a.y", 2))}
+    parent = write_parent(tmp_path / "parent", {"a.safetensors": values})
+    recipe = HEAD + "".join(
+        f'[[family]]\nname = "{name}"\nmatch = "a.{name}"\naction = "rename"\nto = "b.{name}"\nexpect = 1\n'
+        for name in "xy"
+    )
+    build(parent, tmp_path / "out", recipe)
+    swapped = recipe.replace('"b.x"', '"b.z"').replace('"b.y"', '"b.x"').replace('"b.z"', '"b.y"')
+    summary, _ = build(parent, tmp_path / "out", swapped)
+    assert [verdict.file for verdict in summary.made] == ["a.safetensors"]
+    made = read_shard(tmp_path / "out" / "a.safetensors")
+    assert (made["b.x"][0], made["b.y"][0]) == (2, 1)
+
+
+def test_hard_links_do_not_disturb_a_worker_that_reads_the_linked_file(parent: Path, tmp_path: Path) -> None:
+    """`b` is linked while `a` reads a global scale in it: the link moves the file's ctime, and nothing else."""
+    shard = parent / "b.safetensors"
+    with Source(shard, file_stat(shard), linked=True) as source:
+        source.link(tmp_path / "link")
+    assert (tmp_path / "link").samefile(shard)
+    meddled = pytest.raises(CheckpointError, match="changed while it was read")
+    with meddled, Source(shard, file_stat(shard)) as source:
+        source.link(tmp_path / "another")

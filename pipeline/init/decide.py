@@ -43,7 +43,7 @@ class Instance:
 def decide(parent: Parent, profile: str, aim: Aim) -> dict[str, Decision]:
     """Tensor -> Decision, for every tensor of the parent."""
     rows, tensors = rows_of(parent), parent.tensors
-    alone = _can_declare_no_more(rows.values(), parent, profile)
+    alone = _can_declare_no_more(rows, parent, profile)
     decisions = {name: _at_first(rows[name], tensors[name], parent, profile, aim) for name in tensors}
     if alone:
         kept = "the parent's own quantisation and new FP8 can't both be declared by the profile " + repr(
@@ -67,10 +67,16 @@ def decide(parent: Parent, profile: str, aim: Aim) -> dict[str, Decision]:
     return {**made, **_whole_banks(made)}
 
 
-def _can_declare_no_more(rows: Iterable[Row], parent: Parent, profile: str) -> bool:
+def _can_declare_no_more(rows: Mapping[str, Row], parent: Parent, profile: str) -> bool:
     """Whether the parent is quantised already in a way that the profile has no words for beside its own."""
-    kinds, method = set(map(id, rows)), (parent.config.get("quantization_config") or {}).get("quant_method")
+    kinds, method = (
+        set(map(id, rows.values())),
+        (parent.config.get("quantization_config") or {}).get("quant_method"),
+    )
     if id(PACKED) in kinds and (profile, method) != ("modelopt-mixed", "modelopt"):
+        return True
+    known = (PACKED, NATIVE)
+    if any(ref.dtype.startswith("F8") and rows[name] not in known for name, ref in parent.tensors.items()):
         return True
     return id(NATIVE) in kinds and (profile == "compressed-tensors" or method != "fp8")
 

@@ -192,6 +192,17 @@ def test_beside_mxfp4_experts_nothing_more_is_quantised_and_the_config_stays(pro
     assert made.plan.conversions == {}
 
 
+@pytest.mark.parametrize("profile", ["fp8", "compressed-tensors", "modelopt-mixed"])
+def test_beside_fp8_with_one_scale_a_tensor_nothing_more_is_quantised(profile: str) -> None:
+    tensors: list[Tensor] = [
+        *bf16(ATTENTION),
+        (LAYER + "mlp.up_proj.weight", "F8_E4M3", (256, 256)),
+        (LAYER + "mlp.up_proj.weight_scale", "F32", ()),
+    ]
+    made = drafted(tensors, profile, quantization_config={"quant_method": "fbgemm_fp8"})
+    assert made.plan.conversions == {}
+
+
 def test_block_fp8_passes_through_or_goes_back_to_bf16(tmp_path: Path) -> None:
     tensors = [
         *bf16({"input_layernorm.weight": (256,)}),

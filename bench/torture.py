@@ -277,7 +277,11 @@ def main() -> int:
     options.add_argument("--kills", type=int, default=200)
     options.add_argument("--flips", type=int, default=1000)
     options.add_argument("--seed", type=int, default=1)
+    options.add_argument("--only", default="", help="the trials whose name holds this")
     asked = options.parse_args()
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell's background job would pass on that it is ignored
     few = max(4, asked.kills // 10)
     trials: list[tuple[str, int, Callable[[Bench, int], int]]] = [
         ("kill -9 in a build, resumed", asked.kills, lambda bench, n: kills(bench, n, incremental=False)),
@@ -296,7 +300,7 @@ def main() -> int:
     failed = False
     with tempfile.TemporaryDirectory(prefix="shardmill-torture-") as folder:
         bench = Bench(Path(folder), asked.seed)
-        for name, count, trial in trials:
+        for name, count, trial in [each for each in trials if asked.only in each[0]]:
             good = trial(bench, count)
             failed |= good != count
             print(f"{name}: {good} of {count}", flush=True)

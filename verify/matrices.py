@@ -92,10 +92,10 @@ class Open:
         return self.bytes(tensor, first * row_bytes, last * row_bytes).reshape(last - first, row_bytes)
 
 
-def strips(matrix: Matrix) -> Iterator[tuple[int, int]]:
-    """Row ranges of about STRIP_ELEMENTS."""
+def strips(matrix: Matrix, row_multiple: int = 1) -> Iterator[tuple[int, int]]:
+    """Row ranges of about STRIP_ELEMENTS, each but the last a multiple of `row_multiple` rows."""
     rows, cols = matrix.shape
-    step = max(STRIP_ELEMENTS // cols, 1)
+    step = max(STRIP_ELEMENTS // (cols * row_multiple), 1) * row_multiple
     for first in range(0, rows, step):
         yield first, min(first + step, rows)
 

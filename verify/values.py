@@ -51,7 +51,7 @@ def _nan_e4m3(codes: Elements) -> NDArray[np.bool_]:
     return np.asarray((codes & 0x7F) == 0x7F)
 
 
-_CODES: Mapping[str, Law] = {
+CODE_LAWS: Mapping[str, Law] = {
     "F8_E4M3": Law(
         np.dtype(np.uint8),
         lambda codes: bool(codes.max() == 0xFF or codes.view(np.int8).max() == 0x7F),
@@ -89,8 +89,12 @@ def laws_of(linears: Mapping[str, Linear]) -> dict[str, Law]:
     """Tensor name -> the law of its elements, for the codes and scales of these modules."""
     laws: dict[str, Law] = {}
     for linear in linears.values():
-        if linear.weight is not None and linear.weight.dtype in CODE_DTYPES and linear.weight.dtype in _CODES:
-            laws[linear.weight.name] = _CODES[linear.weight.dtype]
+        if (
+            linear.weight is not None
+            and linear.weight.dtype in CODE_DTYPES
+            and linear.weight.dtype in CODE_LAWS
+        ):
+            laws[linear.weight.name] = CODE_LAWS[linear.weight.dtype]
         for leaf, scale in linear.scales.items():
             if scale.dtype in SCALE_DTYPES[leaf]:
                 laws[scale.name] = SCALE_LAWS[scale.dtype]

@@ -1,4 +1,4 @@
-"""Which codes and scales are allowed: every byte of the one-byte formats, the edges of the others, any cut of strips."""
+"""Which codes and scales are allowed: every byte of the one-byte formats, edges of the others, any cut of strips."""
 
 from __future__ import annotations
 

@@ -166,6 +166,7 @@ def main() -> int:
     for name, write in (("kernel", kernel_rates), ("peers", peer_ratios), ("recipes", losses)):
         measured = read(folder, name)
         parts.append(write(measured) if measured else f"## {name}\n\nnot run\n")
+    parts.append(Path(__file__).with_name("forward.md").read_text())
     Path("BENCHMARKS.md").write_text("\n".join(parts))
     return 0
 

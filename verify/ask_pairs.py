@@ -7,6 +7,7 @@ import click
 from verify.ask import Bar, answer, as_json, source_at
 from verify.difference import diff
 from verify.encode import RECIPES
+from verify.findings import Report
 from verify.reproduce import BLOCKS, reproduce
 from verify.roundtrip import Limits, roundtrip
 
@@ -56,6 +57,7 @@ def roundtrip_command(
     source, origin = source_at(place), source_at(parent)
     with Bar() as bar:
         report = roundtrip(source, origin, limits, everything, bar)
+    _refuse_unasked(report, "values")
     answer(report, as_json, source, origin)
 
 
@@ -80,4 +82,12 @@ def reproduce_command(
     source, origin = source_at(place), source_at(parent)
     with Bar() as bar:
         report = reproduce(source, origin, None if everything else blocks, seed, recipe, bar)
+    _refuse_unasked(report, "blocks")
     answer(report, as_json, source, origin)
+
+
+def _refuse_unasked(report: Report, topic: str) -> None:
+    """A pair of which nothing could be compared has not been judged: that is a wrong call, not a clean answer."""
+    if topic in report.not_checked and not report.findings:
+        reason = report.not_checked[topic]
+        raise click.UsageError(f"nothing was compared: {reason}; give the parent that DIR was made from")

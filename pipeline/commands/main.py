@@ -62,7 +62,7 @@ def shardmill() -> None:
 
 def main() -> None:
     """Runs `shardmill`. Exit codes: 0 done, 1 findings or failure, 2 usage, 130 interrupted, 143 terminated."""
-    # A plan is a million small objects without a cycle among them; looking for one at every 700th costs a quarter of it.
+    # A plan is a million small objects without a cycle; looking for one at every 700th costs a quarter of its time.
     gc.set_threshold(100_000, 50, 100)
     signal.signal(signal.SIGTERM, _terminated)
     try:

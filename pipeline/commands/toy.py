@@ -12,7 +12,7 @@ from pipeline.toy.sizes import SIZES
 
 @click.command(
     "toy-parent",
-    epilog="Example:  shardmill toy-parent /tmp/parent --size tiny",
+    epilog="Example:  shardmill toy-parent build/toy-parent --size tiny",
 )
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
 @click.option(

@@ -103,20 +103,25 @@ def known_kernels() -> tuple[str, ...]:
     return ("numpy", "numba")
 
 
-def encoder(recipe: str, block: Block, kernel: str = "auto") -> "BlockEncoder":
-    """An encoder for one thread, with buffers of its own. kernel: "numpy", "numba", or "auto" for the fastest."""
+def rows_of(kernel: str = "auto") -> Rows:
+    """The passes of a kernel with buffers of their own, for one thread: "numpy", "numba", or "auto" for the fastest."""
     if kernel == "auto":
         kernel = known_kernels()[-1]
     if kernel == "numba":
         from kernels.block_fp8_numba import NumbaRows
 
-        return BlockEncoder(recipe, block, NumbaRows())
+        return NumbaRows()
     assert kernel == "numpy", f"no kernel is called {kernel}"
-    return BlockEncoder(recipe, block, NumpyRows())
+    return NumpyRows()
+
+
+def encoder(recipe: str, block: Block, kernel: str = "auto") -> "BlockEncoder":
+    """An encoder for one thread, by the passes of `rows_of(kernel)`."""
+    return BlockEncoder(recipe, block, rows_of(kernel))
 
 
 class BlockEncoder:
-    """Encodes strips of one block shape by one recipe. Not shared between threads: it reuses its buffers."""
+    """Encodes strips of one block shape by one recipe. Encoders of one thread may share `rows`, which reuse buffers."""
 
     def __init__(self, recipe: str, block: Block, rows: Rows) -> None:
         self.recipe, self.block, self.name = recipe, block, rows.name

@@ -55,10 +55,10 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """What one thread keeps from shard to shard: its buffers and its encoders."""
+    """What one thread keeps from shard to shard: its buffers, and its kernels with theirs."""
 
     buffers: Buffers = field(default_factory=Buffers)
-    encoders: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+    kernels: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.block_fp8 import NonFinite, encoder
+from kernels.block_fp8 import BlockEncoder, NonFinite, rows_of
 from pipeline.errors import BuildError
 from pipeline.job import Quantised, ShardJob
 from pipeline.manifest.digest import TensorHash
@@ -37,7 +37,7 @@ def _quantised(job: ShardJob, piece: Piece) -> Quantised:
     item = np.dtype(_NUMPY_DTYPE[source.dtype]).itemsize
     block_rows = max(1, STRIP_BYTES // (action.block.rows * C * item))
     strip_rows = min(block_rows * action.block.rows, R)
-    encode = _encoder(job, action)
+    encode = _encoder(job, action).encode
     strip_buffer = job.worker.buffers.get("strip", strip_rows * C * item)
     codes_buffer = job.worker.buffers.get("codes", strip_rows * C)
     scales = np.empty(action.block.grid(source.shape), np.float32)
@@ -61,12 +61,12 @@ def _quantised(job: ShardJob, piece: Piece) -> Quantised:
     return Quantised(scales, codes_hash.hexdigest(), source_hash.hexdigest(), dict(counts))
 
 
-def _encoder(job: ShardJob, action: QuantizeBlock) -> Any:
-    key = (action.numerics, action.block.rows, action.block.cols, job.settings.kernel)
-    if key not in job.worker.encoders:
-        block = (action.block.rows, action.block.cols)
-        job.worker.encoders[key] = encoder(action.numerics, block, job.settings.kernel)
-    return job.worker.encoders[key].encode
+def _encoder(job: ShardJob, action: QuantizeBlock) -> BlockEncoder:
+    kernels = job.worker.kernels
+    if job.settings.kernel not in kernels:
+        kernels[job.settings.kernel] = rows_of(job.settings.kernel)
+    block = (action.block.rows, action.block.cols)
+    return BlockEncoder(action.numerics, block, kernels[job.settings.kernel])
 
 
 def _matrix(buffer: memoryview, dtype: str, rows: int, cols: int) -> NDArray[Any]:

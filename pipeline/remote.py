@@ -13,11 +13,13 @@ import re
 import urllib.parse
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.container import HEADER_BYTES_MAX
 from pipeline.errors import CheckpointError, ShardmillError
-from pipeline.ranges import RemoteFile, hub_address
+
+if TYPE_CHECKING:
+    from pipeline.ranges import RemoteFile
 
 HUB_FILE = ".shardmill-hub.json"  # in a shadow: where its shards are; written last
 WINDOW_BYTES = (
@@ -65,6 +67,8 @@ def _hub_api(place: str) -> Any:
         from huggingface_hub import HfApi
     except ImportError:
         raise ShardmillError(f"{place}: needs huggingface_hub; pip install 'shardmill[hub]'") from None
+    from pipeline.ranges import hub_address
+
     return HfApi(endpoint=hub_address())
 
 
@@ -123,6 +127,8 @@ def _url(base: str, name: str) -> str:
 
 
 def _fetch(url: str, begin: int, end: int) -> bytes:
+    from pipeline.ranges import RemoteFile
+
     data = bytearray(end - begin)
     with RemoteFile(url, end) as source:
         source.read_into(memoryview(data), begin)
@@ -134,6 +140,8 @@ def hub_bytes(path: Path) -> RemoteFile | None:
     noted = path.with_name(HUB_FILE)
     if not noted.exists():
         return None
+    from pipeline.ranges import RemoteFile  # with all of HTTP, which a folder's build can do without
+
     facts = json.loads(noted.read_text())
     return (
         RemoteFile(_url(facts["base"], path.name), path.stat().st_size)

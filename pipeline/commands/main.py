@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from importlib import import_module
 from types import FrameType
+from typing import NoReturn
 
 import click
 
@@ -16,9 +17,9 @@ from pipeline.errors import RecipeError, ShardmillError
 
 # name -> (module:attribute, the line that --help shows)
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "plan": ("pipeline.commands.build:plan", "What a build would make, from headers alone."),
+    "plan": ("pipeline.commands.plan:plan", "What a build would make, from headers alone."),
     "build": ("pipeline.commands.build:build", "Do what the plan says; go on where a cut build stopped."),
-    "explain": ("pipeline.commands.build:explain", "What a build would do now, and why, shard by shard."),
+    "explain": ("pipeline.commands.explain:explain", "What a build would do now, and why, shard by shard."),
     "init": ("pipeline.commands.init:init", "Look at a checkpoint and write a recipe for it."),
     "pin": ("pipeline.commands.pin:pin", "Write the parent's lock file: size and sha256 of each file."),
     "toy-parent": (
@@ -60,32 +61,49 @@ def shardmill() -> None:
     """
 
 
-def main() -> None:
+def main() -> NoReturn:
+    """Runs `shardmill` and ends the process at once, with the exit code of `answer`.
+
+    What a stopped build's workers hold is staged, and safe to lose; and to free a plan and a compiler object by object
+    would take a third of a second.
+    """
+    code = answer()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            code = code or 1
+    os._exit(code)
+
+
+def answer() -> int:
     """Runs `shardmill`. Exit codes: 0 done, 1 findings or failure, 2 usage, 130 interrupted, 143 terminated."""
     # A plan is a million small objects without a cycle; looking for one at every 700th costs a quarter of its time.
     gc.set_threshold(100_000, 50, 100)
     signal.signal(signal.SIGTERM, _terminated)
     try:
         code = shardmill(standalone_mode=False)  # click returns the code of `ctx.exit` here
-        sys.exit(code if isinstance(code, int) else 0)
+        return code if isinstance(code, int) else 0
+    except SystemExit as left:
+        return left.code if isinstance(left.code, int) else 0
     except click.ClickException as error:
         error.show()
-        sys.exit(error.exit_code)
+        return error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        _leave("stopped", 130)
+        return _stopped("stopped", 130)
     except _TerminatedError:
-        _leave("terminated", 128 + signal.SIGTERM)
+        return _stopped("terminated", 128 + signal.SIGTERM)
     except ShardmillError as error:
         click.echo(f"Error: {error}", err=True)
-        sys.exit(2 if isinstance(error, RecipeError) else 1)
+        return 2 if isinstance(error, RecipeError) else 1
     except BrokenPipeError:
-        sys.exit(1)
+        return 1
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         click.echo(
             f"Error: {where}{error.strerror or error}; mend that and call the same command again", err=True
         )
-        sys.exit(1)
+        return 1
 
 
 class _TerminatedError(BaseException):
@@ -96,9 +114,6 @@ def _terminated(signum: int, frame: FrameType | None) -> None:
     raise _TerminatedError
 
 
-def _leave(how: str, code: int) -> None:
-    """Ends the process at once, workers and all: whatever they hold is staged, and safe to lose."""
+def _stopped(how: str, code: int) -> int:
     click.echo(f"{how}; the same command goes on where it stopped", err=True)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    return code

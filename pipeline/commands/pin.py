@@ -9,7 +9,7 @@ import click
 
 from pipeline import recipe as recipes
 from pipeline import run
-from pipeline.commands.build import json_option, parent_option, recipe_option
+from pipeline.commands.options import json_option, parent_option, recipe_option
 from pipeline.commands.progress import human
 from pipeline.lock import lock_facts, lock_path
 from pipeline.lock import pin as make_lock

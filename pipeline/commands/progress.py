@@ -6,18 +6,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import click
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 _SECONDS_BETWEEN_LINES = 10.0
 
@@ -36,14 +30,7 @@ def meter(quiet: bool) -> Iterator[Meter]:
     if quiet:
         yield _Silent()
     elif sys.stderr.isatty():
-        columns = (
-            TextColumn("building"),
-            BarColumn(),
-            DownloadColumn(binary_units=True),
-            TransferSpeedColumn(),
-            TimeRemainingColumn(),
-        )
-        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        with _bar() as progress:
             yield _Bar(progress)
     else:
         yield _Lines()
@@ -55,6 +42,20 @@ class _Silent:
 
     def advance(self, count: int) -> None:
         pass
+
+
+def _bar() -> Progress:
+    from rich import progress
+    from rich.console import Console
+
+    columns = (
+        progress.TextColumn("building"),
+        progress.BarColumn(),
+        progress.DownloadColumn(binary_units=True),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    return progress.Progress(*columns, console=Console(stderr=True), transient=True)
 
 
 class _Bar:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from pipeline.commands.build import json_option
+from pipeline.commands.options import json_option
 from pipeline.errors import BuildError, CheckpointError
 from pipeline.report.facts import Facts
 from pipeline.report.gather import gather

@@ -27,7 +27,7 @@ def test_explain_names_runs_that_a_build_would_make_stale(
         asked.append((checkpoint, will_change))
         return ["runs/a: will be stale"]
 
-    monkeypatch.setattr("pipeline.commands.build.stale_sentences", sentences)
+    monkeypatch.setattr("pipeline.commands.explain.stale_sentences", sentences)
     arguments = ["explain", "-c", str(RECIPE), "--parent", str(parent), "--out", str(out)]
     told = CliRunner().invoke(shardmill, arguments).output.splitlines()
     assert told[-1] == "runs/a: will be stale"

@@ -1,0 +1,105 @@
+"""The command plan."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from pipeline.commands.options import json_option, parent_option, planned, recipe_option
+from pipeline.commands.progress import human
+from pipeline.job import Prepared
+from pipeline.plan import plan_json
+from pipeline.probe import Probed, probe
+
+
+@click.command()
+@recipe_option
+@parent_option
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Folder that a build would write; for the free disk."
+)
+@click.option(
+    "--probe", "probing", is_flag=True, help="Sample blocks: which families are copies of native FP8?"
+)
+@json_option
+def plan(config: Path, parent: Path, out: Path | None, probing: bool, as_json: bool) -> None:
+    """What a build would make, from headers alone.
+
+    Example: shardmill plan -c pipeline.toml --parent /data/parent --out /data/out
+    """
+    prepared = planned(config, parent)
+    facts = plan_json(prepared.plan, prepared.parent)
+    if out is not None:
+        facts["disk"] = {"needed": prepared.plan.file_bytes, "free": _free(out)}
+    probed: list[Probed] = probe(prepared.plan, prepared.parent) if probing else []
+    if probing:
+        facts["probe"] = [
+            {
+                "family": p.family,
+                "block": [p.block.rows, p.block.cols],
+                "sampled": p.sampled,
+                "exact": p.exact,
+            }
+            for p in probed
+        ]
+    if as_json:
+        click.echo(json.dumps(facts))
+    else:
+        _show_plan(prepared, facts)
+        for line in probed:
+            click.echo(str(line))
+
+
+def _free(out: Path) -> int:
+    place = out.absolute()
+    while not place.exists():
+        place = place.parent
+    return shutil.disk_usage(place).free
+
+
+def _show_plan(prepared: Prepared, facts: dict[str, Any]) -> None:
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    table = Table(title=escape(f"{prepared.plan.recipe}: what becomes of the parent"))
+    for name in ("family", "done", "block"):
+        table.add_column(name)
+    for name in ("tensors", "before", "after", "scales"):
+        table.add_column(name, justify="right")
+    for name, family in facts["families"].items():
+        block = f"[{family['block'][0]},{family['block'][1]}]" if family["block"] else ""
+        sizes = [human(family[size]) for size in ("bytes_before", "bytes_after", "scale_bytes")]
+        # rich reads square brackets as markup.
+        table.add_row(escape(name), family["action"], escape(block), f"{family['tensors']:,}", *sizes)
+    console.print(table)
+    for side in ("parent", "output"):
+        sums = facts[side]
+        click.echo(
+            f"{side}: {sums['files']} files, {sums['tensors']:,} tensors, {sums['tensor_bytes']:,} tensor bytes, "
+            f"{sums['file_bytes']:,} file bytes ({human(sums['file_bytes'])})"
+        )
+    rewritten = len(facts["files_rewritten"])
+    click.echo(
+        f"{facts['converted']:,} tensors convert; {rewritten} files are rewritten, "
+        f"{facts['output']['files'] - rewritten} passed on; config.json gets {facts['config_entries']:,} entries"
+    )
+    for name, reason in facts["left"].items():
+        click.echo(f"not passed on: {name}: {reason}")
+    if "disk" in facts:
+        click.echo(f"disk: needs {human(facts['disk']['needed'])}, {human(facts['disk']['free'])} free")
+    click.echo(_loads_line(facts["loads_at"]))
+    click.echo(f"plan key: {facts['key']}")
+
+
+def _loads_line(loads_at: dict[str, str]) -> str:
+    loads = [size for size, answer in loads_at.items() if answer == "yes"]
+    fails = [f"{size} ({answer})" for size, answer in loads_at.items() if answer != "yes"]
+    return f"loads at tensor-parallel size {', '.join(loads) or 'none'}" + (
+        f"; not {'; not '.join(fails)}" if fails else ""
+    )

@@ -41,8 +41,7 @@ def in_threads(tasks: Mapping[str, ShardTask], workers: int, watch: Watch) -> di
 def _pin(places: count[int], workers: int) -> None:
     """Gives each worker a core of its own: some schedulers pack unpinned threads onto one."""
     cores = sorted(os.sched_getaffinity(0))
-    if workers <= len(cores):
-        os.sched_setaffinity(0, {cores[next(places) % len(cores)]})
+    os.sched_setaffinity(0, {cores[next(places) % len(cores)]})
 
 
 def on_cluster(tasks: Mapping[str, ShardTask], address: str, watch: Watch) -> dict[str, Receipt]:

@@ -7,7 +7,6 @@ empty, hold control characters or look like paths, bytes before the opening brac
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,8 +26,6 @@ DTYPE_BITS = {
     "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32,
     "F32": 32, "C64": 64, "F64": 64, "I64": 64, "U64": 64,
 }  # fmt: skip
-
-_PATHLIKE = re.compile(r"(^|[/\\])\.\.([/\\]|$)|^[/\\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +111,7 @@ def parse_header(file: str, header: bytes, file_bytes: int) -> Header:
 
 def _entry_faults(file: str, raw: RawTensor) -> Iterator[Finding]:
     name = raw.name
-    if not name or not name.isprintable() or _PATHLIKE.search(name):
+    if not name or not name.isprintable() or _leads_elsewhere(name):
         yield Finding("tensor-name", file, name, "a printable dotted name", ascii(name[:80]))
     if raw.extra:
         yield Finding("header-extra-field", file, name, "dtype, shape, data_offsets", raw.extra)
@@ -135,6 +132,12 @@ def _entry_faults(file: str, raw: RawTensor) -> Iterator[Finding]:
     else:
         need = f"{bits / 8:,g} bytes" if bits % 8 else f"{bits // 8:,} bytes"
         yield Finding("size-mismatch", file, name, f"{need} for {said}", f"{span:,} bytes")
+
+
+def _leads_elsewhere(name: str) -> bool:
+    """Whether a name is a path from a root, or upwards, on any system."""
+    parts = name.replace("\\", "/").split("/")
+    return ".." in parts or (parts[0] == "" and len(parts) > 1)
 
 
 def _tiling_faults(file: str, tensors: list[Tensor], data_begin: int, file_bytes: int) -> Iterator[Finding]:

@@ -22,10 +22,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from pipeline.container import header_bytes, lay_out
+from pipeline.glm53 import cut, parent_bytes
+from pipeline.toy.sizes import SIZES, Size
+from pipeline.toy.write import INDEX_FILE, toy_headers, write_parent
 
 RECIPE = Path(__file__).resolve().parents[1] / "pipeline.toml"
 MIB = 1 << 20
@@ -241,25 +245,44 @@ def incremental(parent: Path, out: Path) -> dict[str, float]:
 
 
 def plan_growth(work: Path) -> dict[str, float]:
-    """User and system seconds of `plan` by number of tensors."""
+    """User and system seconds of `plan` by number of tensors; the names are the real ones, of ever more experts."""
     seconds = {}
-    for size, tensors in (("tiny", 2_650), ("small", 14_002), ("headers", 150_226)):
-        parent = toy(work, size)
-        cost = timed(shardmill("plan", "-c", str(RECIPE), "--parent", str(parent), "--json"))
-        seconds[f"{tensors}"] = round(cost["user"] + cost["sys"], 2)
+    for experts in (1, 18, 96, 288):
+        size = replace(SIZES["headers"], dimensions=replace(SIZES["many"].dimensions, experts=experts))
+        parent = grown(work, f"{experts}-experts", replace(size, cut=partial(cut, size.dimensions, 1 << 20)))
+        tensors = len(json.loads((parent / INDEX_FILE).read_text())["weight_map"])
+        command = shardmill("plan", "-c", str(RECIPE), "--parent", str(parent), "--json")
+        costs = [timed(command) for _ in range(3)]
+        seconds[str(tensors)] = round(statistics.median(cost["user"] + cost["sys"] for cost in costs), 2)
+        clean(parent)
     return seconds
 
 
-def build_growth(work: Path, out: Path) -> dict[str, float]:
-    """Median seconds of three builds by bytes of the parent."""
-    seconds = {}
-    for size in ("tiny", "vllm", "small"):
-        parent = toy(work, size)
+def growth(work: Path, out: Path, rounds: int) -> dict[str, dict[str, float]]:
+    """By bytes of the parent, whose 14,002 tensors only grow wider: seconds of a build, of verify integrity on its
+    output, and of reading and hashing that output; `child` is the output's bytes."""
+    grows = {}
+    for hidden in (256, 512, 1024):
+        small = SIZES["small"]
+        dimensions = replace(small.dimensions, hidden=hidden)
+        size = replace(
+            small, dimensions=dimensions, cut=partial(cut, dimensions, hidden * 480_000, parent_bytes)
+        )
+        parent = grown(work, f"hidden-{hidden}", size)
         warm(parent)
+        built = statistics.median(build_seconds(parent, out) for _ in range(rounds))
+        child = sum(path.stat().st_size for path in out.iterdir() if path.is_file())
         total = sum(path.stat().st_size for path in parent.iterdir())
-        seconds[str(total)] = statistics.median(build_seconds(parent, out) for _ in range(3))
-    clean(out)
-    return seconds
+        grows[str(total)] = {"build": built, "child": child, **judged(out, rounds)}
+        clean(out, parent)
+    return grows
+
+
+def grown(work: Path, name: str, size: Size) -> Path:
+    """A toy parent of a size that has no name."""
+    parent = work / f"toy-{name}"
+    write_parent(parent, size, toy_headers(size), lambda count: None)
+    return parent
 
 
 def toy(work: Path, size: str) -> Path:
@@ -294,14 +317,14 @@ def main() -> int:
     }
     facts["small_bytes"] = sum(path.stat().st_size for path in small.iterdir())
     facts["against_a_copy"] = against_a_copy(small, work, asked.rounds)
-    facts["cold"] = sha256_when_cold(small, work, max(3, asked.rounds // 2))
+    facts["cold"] = sha256_when_cold(small, work, asked.rounds)
     clean(out)
     facts["peak_rss_mib"] = {}
     for kernel in kernels():
         clean(out)
         facts["peak_rss_mib"][kernel] = peak_rss_mib(build_command(small, out, "--kernel", kernel))  # type: ignore[index]
     facts["big_tensor_peak_rss_mib"] = big_tensor_peak(work, work / "big-out")
-    facts["integrity"] = judged(out, max(3, asked.rounds // 2))
+    facts["integrity"] = judged(out, asked.rounds)
     facts["incremental"] = incremental(small, out)
     clean(out)
     timed(build_command(many, out))
@@ -310,7 +333,7 @@ def main() -> int:
     )
     clean(out)
     facts["plan_cpu_seconds_by_tensors"] = plan_growth(work)
-    facts["build_seconds_by_bytes"] = build_growth(work, out)
+    facts["growth"] = growth(work, out, max(3, asked.rounds // 2))
     facts["load_after"] = os.getloadavg()[0]
     asked.json.parent.mkdir(parents=True, exist_ok=True)
     asked.json.write_text(json.dumps(facts, indent=1) + "\n")

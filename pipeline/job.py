@@ -55,8 +55,9 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """What one thread keeps from shard to shard: its buffers, and its kernels with theirs."""
+    """What is kept from shard to shard: a core, buffers, and kernels with theirs. For one thread at a time."""
 
+    core: int | None = None  # None: wherever the system likes
     buffers: Buffers = field(default_factory=Buffers)
     kernels: dict[str, Any] = field(default_factory=dict)
 

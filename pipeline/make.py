@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -43,32 +42,49 @@ class ShardTask:
         return sum(each.stat[0] for each in self.inputs)
 
 
-_local = threading.local()
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A shard whose bytes are all written, but may not be on the disk yet."""
+
+    receipt: Receipt
+    path: Path
+    staged: Path  # where it goes once it is whole
+    files: ExitStack  # holds the file open; leaving it waits for the disk
 
 
-def make_shard(task: ShardTask, watch: Watch) -> Receipt:
-    """Runs the shard stages of the DAG over one shard; its file and receipt are on the disk when this returns.
-
-    The file gets its name when it is whole: a worker of a cluster that was given up for dead may be at the same shard
-    still, and no receipt may ever stand beside a file that is half made.
-    """
-    worker: Worker = _local.__dict__.setdefault("worker", Worker())
+def fill(task: ShardTask, watch: Watch, worker: Worker) -> Draft:
+    """Runs the shard stages of the DAG over one shard."""
     store, dag = Store(task.out), arrange(task.dag_needs, STAGES)
     staged = store.staging / task.plan.file
     draft = staged.with_name(f"{staged.name}.{secrets.token_hex(4)}")
     linked = task.settings.passthrough == "hardlink"
-    with ExitStack() as files:
+    with ExitStack() as written, ExitStack() as read:
         opened = {
-            shard: (files.enter_context(Source(each.path, each.stat, linked)), each.data_begin)
+            shard: (read.enter_context(Source(each.path, each.stat, linked)), each.data_begin)
             for shard, each in zip(task.plan.inputs, task.inputs, strict=True)
         }
-        sink = files.enter_context(Sink(draft, task.plan.header.file_bytes))
+        sink = written.enter_context(Sink(draft, task.plan.header.file_bytes))
         if task.plan.rewritten:
             sink.reserve()
         source, data_begin = opened[task.plan.inputs[0]]
         job = ShardJob(task.plan, source, sink, task.settings, worker, watch, data_begin, opened)
         products = dag.run("shard", dag.of_shards(), job, {"assignments": task.plan.pieces})
-    draft.replace(staged)
-    receipt: Receipt = products["receipts"]
-    store.keep_receipt(receipt)
-    return receipt
+        read.close()  # which tells of a source that changed, before the sink is let go
+        return Draft(products["receipts"], draft, staged, written.pop_all())
+
+
+def settle(draft: Draft, task: ShardTask) -> Receipt:
+    """Waits for the disk; the shard's file and receipt are there when this returns.
+
+    The file gets its name when it is whole: a worker of a cluster that was given up for dead may be at the same shard
+    still, and no receipt may ever stand beside a file that is half made.
+    """
+    draft.files.close()
+    draft.path.replace(draft.staged)
+    Store(task.out).keep_receipt(draft.receipt)
+    return draft.receipt
+
+
+def make_shard(task: ShardTask, watch: Watch, worker: Worker) -> Receipt:
+    """Makes one shard from the first byte to the last."""
+    return settle(fill(task, watch, worker), task)

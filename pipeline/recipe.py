@@ -147,10 +147,10 @@ class Family(_Matching):
 
     def deed(self, ref: TensorRef, scale_suffix: str = "_scale_inv") -> Action:
         """The Action that the family's tensor `ref` gets; new scales are named by `scale_suffix`."""
-        block = BlockShape(*self.block) if self.block else None
-        source = BlockShape(*self.source_block) if self.source_block else None
         if self.action == "keep":
             return Copy()
+        block = BlockShape(*self.block) if self.block else None
+        source = BlockShape(*self.source_block) if self.source_block else None
         if self.action == "reconcile":
             return Reconcile()
         if self.action == "rename" and self.to:

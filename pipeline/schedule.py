@@ -1,4 +1,4 @@
-"""Scheduling: one task a shard, over pinned threads or a dask.distributed cluster. dask schedules, it never names.
+"""Scheduling: one task a shard, over pinned threads or a dask.distributed cluster. Neither ever names anything.
 
 A graph of 121 tasks costs nothing; one of 150,000 tensors would cost minutes. On a cluster every worker sees the
 parent and the output folder under the same paths.
@@ -7,41 +7,62 @@ parent and the output folder under the same paths.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from itertools import count
+from collections.abc import Iterable, Mapping
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from itertools import cycle, islice
+from queue import SimpleQueue
 
 from pipeline.errors import BuildError
-from pipeline.job import Watch
-from pipeline.make import ShardTask, make_shard
+from pipeline.job import Watch, Worker
+from pipeline.make import ShardTask, fill, make_shard, settle
 from pipeline.manifest.records import Receipt
 
 _CONNECT_SECONDS = 5
+_THREADS_A_WORKER = 4  # one that fills a shard, and others whose shards wait for the disk
 
 
 def in_threads(tasks: Mapping[str, ShardTask], workers: int, watch: Watch) -> dict[str, Receipt]:
-    """File -> receipt, made by `workers` threads of this process, begun in the order of `tasks`."""
-    from dask.threaded import get
+    """File -> receipt, made by `workers` threads at a time, begun in the order of `tasks`.
 
-    # dask breaks ties between independent tasks by key, so numbered keys keep the order.
-    keys = {file: f"{place:06d}" for place, file in enumerate(tasks)}
-    graph = {keys[file]: (make_shard, task, watch) for file, task in tasks.items()}
-    pool = ThreadPoolExecutor(workers, initializer=_pin, initargs=(count(), workers))
+    While a shard's last bytes go to the disk, its worker fills another: so there are more threads than workers.
+    """
+    free: SimpleQueue[Worker] = SimpleQueue()
+    for core in _cores(workers):
+        free.put(Worker(core))
+
+    def make(task: ShardTask) -> Receipt:
+        worker = free.get()
+        try:
+            _pin(worker)
+            draft = fill(task, watch, worker)
+        finally:
+            free.put(worker)
+        return settle(draft, task)
+
+    pool = ThreadPoolExecutor(_THREADS_A_WORKER * workers)
     try:
-        receipts = get(graph, list(keys.values()), pool=pool)
+        making = {file: pool.submit(make, task) for file, task in tasks.items()}
+        wait(making.values(), return_when=FIRST_EXCEPTION)
+        receipts = {file: future.result() for file, future in making.items() if future.done()}
         pool.shutdown()
     except BaseException as error:
         # A signal must not wait for a worker that is in an fsync; what it leaves is swept by the next build.
         watch.stop.set()
         pool.shutdown(wait=isinstance(error, Exception), cancel_futures=True)
         raise
-    return dict(zip(keys, receipts, strict=True))
+    return receipts
 
 
-def _pin(places: count[int], workers: int) -> None:
-    """Gives each worker a core of its own: some schedulers pack unpinned threads onto one."""
+def _cores(workers: int) -> Iterable[int]:
+    """A core for each worker."""
     cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[next(places) % len(cores)]})
+    return islice(cycle(cores), workers)
+
+
+def _pin(worker: Worker) -> None:
+    """Takes the calling thread to its worker's core: some schedulers pack unpinned threads onto one."""
+    if worker.core is not None:
+        os.sched_setaffinity(0, {worker.core})
 
 
 def on_cluster(tasks: Mapping[str, ShardTask], address: str, watch: Watch) -> dict[str, Receipt]:
@@ -80,4 +101,4 @@ def on_cluster(tasks: Mapping[str, ShardTask], address: str, watch: Watch) -> di
 
 
 def _make_remotely(task: ShardTask) -> Receipt:
-    return make_shard(task, Watch())
+    return make_shard(task, Watch(), Worker())

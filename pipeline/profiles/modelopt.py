@@ -6,8 +6,9 @@ square) is the published child's name for an entry that its patched runtime disp
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from typing import Any
 
 from pipeline.profiles.child import Child, blocks, fused_names, is_packed, module_of, passed_on_codes, sample
@@ -105,7 +106,7 @@ def _group(packed: TensorRef, scale: TensorRef) -> int | None:
 def _still_ignored(ignore: Sequence[str], child: Child) -> list[str]:
     """The `ignore` globs that hit no converted module under any of its names; loaders test exclusion first."""
     names = {name for weight in child.conversions for name in runtime_names(module_of(weight), child.recipe)}
-    return [glob for glob in ignore if not any(_excludes(glob, name) for name in names)]
+    return [glob for glob in ignore if not _excludes(glob, names)]
 
 
 def runtime_names(module: str, recipe: Recipe) -> Iterable[str]:
@@ -117,5 +118,9 @@ def runtime_names(module: str, recipe: Recipe) -> Iterable[str]:
                 yield other + name.removeprefix(prefix)
 
 
-def _excludes(glob: str, module: str) -> bool:
-    return fnmatchcase(module, glob) or ("*" not in glob and glob in module)
+def _excludes(glob: str, modules: Iterable[str]) -> bool:
+    """Whether the glob hits any of `modules`; one without a star does so as a part of the name."""
+    if "*" not in glob and any(glob in module for module in modules):
+        return True
+    hits = re.compile(translate(glob)).match
+    return any(map(hits, modules))

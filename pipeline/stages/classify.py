@@ -57,7 +57,10 @@ def classify(checkpoint: Checkpoint, headers: Parent) -> tuple[Assignment, ...]:
     problems += _counts(recipe.family, assignments)
     problems += _capped(_unfit(assignments, headers), "tensors that cannot be converted")
     problems += _capped(_orphans(families, assignments), "scales that would be consumed")
-    problems += _uneven(recipe.fused, {each.source.name: each for each in assignments})
+    grouped = {name for name, at in matched.items() if any(owner_of[place] is None for place in at)}
+    problems += _uneven(
+        recipe.fused, {each.source.name: each for each in assignments if each.source.name in grouped}
+    )
     if problems:
         raise PlanError(problems)
     return tuple(assignments)
@@ -176,13 +179,11 @@ def _why_unfit(ref: TensorRef, action: QuantizeBlock, parent: Parent) -> str | N
 
 
 def _uneven(groups: Sequence[Fused], assigned: Mapping[str, Assignment]) -> list[str]:
-    """Fused groups of which a member is missing or treated otherwise than the rest."""
+    """Fused groups of which a member is missing or treated otherwise than the rest; `assigned` may hold more."""
     problems: list[str] = []
-    fused = GlobSet([glob for group in groups for glob in group.globs()])
-    candidates = [name for name in assigned if fused.matches(name)]
     for group in groups:
         members = group.folded()
-        for instance, present in fused_instances(group.globs(), candidates).items():
+        for instance, present in fused_instances(group.globs(), assigned).items():
             where = f"fused group {group.name!r} at {', '.join(instance) or 'the top'}"
             if absent := [glob for glob in members if glob not in present]:
                 problems.append(

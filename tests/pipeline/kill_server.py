@@ -11,8 +11,6 @@ import sys
 import time
 from pathlib import Path
 
-import dask.threaded  # noqa: F401  (imported before the first fork)
-
 from tests.pipeline.parents import build
 
 

@@ -18,12 +18,11 @@ from typing import Any
 
 import pytest
 
-from pipeline import run
+from pipeline import run, schedule
 from pipeline.container import file_stat, read_header
 from pipeline.errors import BuildError, CheckpointError
-from pipeline.job import Settings, StoppedError, Watch
+from pipeline.job import Settings, StoppedError, Watch, Worker
 from pipeline.make import ShardTask, make_shard
-from pipeline.manifest.records import Receipt
 from pipeline.manifest.store import STATE_FOLDER, Store
 from pipeline.shardio import Source
 from pipeline.types import Header
@@ -359,19 +358,20 @@ def test_a_build_killed_at_random_moments_resumes_to_the_same_bytes(
     assert killed, "no build was slow enough to be killed"
 
 
-def stop_after(receipts: int, monkeypatch: pytest.MonkeyPatch) -> Watch:
-    """A Watch that stops the build once `receipts` shards are complete."""
-    watch, kept = Watch(), 0
-    original = Store.keep_receipt
+def stop_after(shards: int, monkeypatch: pytest.MonkeyPatch) -> Watch:
+    """A Watch that stops the build once `shards` shards are filled; they still reach the disk."""
+    watch, filled = Watch(), 0
+    original = schedule.fill
 
-    def keep(store: Store, receipt: Receipt) -> None:
-        nonlocal kept
-        original(store, receipt)
-        kept += 1
-        if kept == receipts:
+    def fill(*task: Any) -> Any:
+        nonlocal filled
+        draft = original(*task)
+        filled += 1
+        if filled == shards:
             watch.stop.set()
+        return draft
 
-    monkeypatch.setattr(Store, "keep_receipt", keep)
+    monkeypatch.setattr(schedule, "fill", fill)
     return watch
 
 
@@ -426,7 +426,7 @@ def test_a_worker_that_was_given_up_for_dead_vouches_for_no_other_workers_file(
             first_is_at_it.set()
             second_is_at_it.wait(10)
 
-        make_shard(tasks[SHARDS[0]], Watch(wait))
+        make_shard(tasks[SHARDS[0]], Watch(wait), Worker())
         first_is_done.set()
 
     staged: list[bytes] = []
@@ -439,7 +439,7 @@ def test_a_worker_that_was_given_up_for_dead_vouches_for_no_other_workers_file(
     thread = threading.Thread(target=first)
     thread.start()
     assert first_is_at_it.wait(10)
-    make_shard(tasks[SHARDS[0]], Watch(look))
+    make_shard(tasks[SHARDS[0]], Watch(look), Worker())
     thread.join()
     assert staged == [reference[SHARDS[0]]]
 

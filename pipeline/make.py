@@ -35,6 +35,7 @@ class ShardTask:
     inputs: tuple[Input, ...]  # as the plan's: the shard's own file first
     out: Path
     settings: Settings
+    once: bool = False  # the build is larger than the memory: keep none of its bytes in the page cache
 
     @property
     def input_bytes(self) -> int:
@@ -60,10 +61,10 @@ def fill(task: ShardTask, watch: Watch, worker: Worker) -> Draft:
     linked = task.settings.passthrough == "hardlink"
     with ExitStack() as written, ExitStack() as read:
         opened = {
-            shard: (read.enter_context(Source(each.path, each.stat, linked)), each.data_begin)
+            shard: (read.enter_context(Source(each.path, each.stat, linked, task.once)), each.data_begin)
             for shard, each in zip(task.plan.inputs, task.inputs, strict=True)
         }
-        sink = written.enter_context(Sink(draft, task.plan.header.file_bytes))
+        sink = written.enter_context(Sink(draft, task.plan.header.file_bytes, task.once))
         if task.plan.rewritten:
             sink.reserve()
         source, data_begin = opened[task.plan.inputs[0]]

@@ -6,6 +6,7 @@ order of the plan, so no schedule can change a byte.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -196,6 +197,7 @@ def _make(
         return []
     parent = prepared.parent
     headers = {header.shard: header for header in parent.headers}
+    bytes_moved = sum(input_bytes(parent, shard) + shard.header.file_bytes for shard in todo)
     tasks = {
         shard.file: ShardTask(
             plan=shard,
@@ -206,6 +208,7 @@ def _make(
             ),
             out=store.out,
             settings=settings,
+            once=bytes_moved > memory_bytes(),
         )
         for shard in todo
     }
@@ -216,6 +219,11 @@ def _make(
     else:
         made = in_threads(ordered, settings.workers, watch)
     return [made[shard.file] for shard in todo]
+
+
+def memory_bytes() -> int:
+    """Of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _kernel_name(settings: Settings, made: Sequence[ShardPlan]) -> str:

@@ -33,9 +33,11 @@ class Source:
     A shard in the shadow of a hub's repository is fetched as it is read: `hub` then holds its bytes, not the file.
     """
 
-    def __init__(self, path: Path, stat: Stat, linked: bool = False) -> None:
-        """`linked`: hard links to the file are being made meanwhile, which moves its ctime and nothing else."""
-        self.path, self._stat, self._linked = path, stat, linked
+    def __init__(self, path: Path, stat: Stat, linked: bool = False, once: bool = False) -> None:
+        """`linked`: hard links to the file are being made meanwhile, which moves its ctime and nothing else.
+        `once`: nobody will want its bytes again soon, so they leave the page cache when it is closed.
+        """
+        self.path, self._stat, self._linked, self._once = path, stat, linked, once
         self.hub = hub_bytes(path)
         try:
             self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -53,6 +55,8 @@ class Source:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._once:
+            _forget(self.fd)
         os.close(self.fd)
         if self.hub is not None:
             self.hub.close()
@@ -98,8 +102,9 @@ class Source:
 class Sink:
     """A new file of a known size. The room is reserved at once, so that a full disk is met before the work."""
 
-    def __init__(self, path: Path, size: int) -> None:
-        self.path, self.size = path, size
+    def __init__(self, path: Path, size: int, once: bool = False) -> None:
+        """`once` is as a Source's."""
+        self.path, self.size, self._once = path, size, once
         self._unsent = 0  # bytes written since the kernel was last asked to send them to the disk
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
@@ -112,6 +117,8 @@ class Sink:
         try:
             if error is None:
                 os.fsync(self.fd)
+                if self._once:
+                    _forget(self.fd)
         finally:
             os.close(self.fd)
 
@@ -173,6 +180,13 @@ def _send(fd: int) -> None:
     """Starts writing the file's dirty pages to the disk, without waiting, so that the fsync at the end is short."""
     if _LIBC is not None:
         _LIBC.sync_file_range(fd, ctypes.c_int64(0), ctypes.c_int64(0), _SYNC_FILE_RANGE_WRITE)
+
+
+def _forget(fd: int) -> None:
+    """Lets the page cache drop a file. Where a build is larger than the memory, the kernel would else spend more time
+    on finding pages to drop than on the disk: 22 s for 13.5 GB against 15 s."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 class Buffers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from pipeline import schedule
 from pipeline.errors import BuildError
 from pipeline.job import StoppedError
-from tests.pipeline.parents import SHARDS, build, published
+from tests.pipeline.parents import SCALES, SHARDS, build, published
 
 
 def test_the_next_shard_is_filled_while_the_last_one_goes_to_the_disk(
@@ -86,3 +87,15 @@ def test_a_shard_that_fails_is_told_and_no_other_is_begun(
     with pytest.raises(BuildError, match="the first shard can't be made"):
         build(parent, tmp_path / "out", workers=1)
     assert published(tmp_path / "out") == {}
+
+
+@pytest.mark.parametrize(("memory", "forgotten"), [(1 << 40, 0), (1, 2 * len({*SHARDS, SCALES}))])
+def test_a_build_larger_than_the_memory_leaves_nothing_in_the_page_cache(
+    parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: int, forgotten: int
+) -> None:
+    """Each shard that was read and each that was written is let go; a smaller build lets nothing go."""
+    let_go = []
+    monkeypatch.setattr("pipeline.run.memory_bytes", lambda: memory)
+    monkeypatch.setattr("pipeline.shardio.os.posix_fadvise", lambda fd, *rest: let_go.append(rest))
+    build(parent, tmp_path / "out")
+    assert let_go == [(0, 0, os.POSIX_FADV_DONTNEED)] * forgotten

@@ -75,7 +75,11 @@ def explain(
 ) -> tuple[Verdict, ...]:
     """What a build would make now, and why; writes nothing."""
     store = Store(out)
-    return judge(prepared.plan, prepared.parent, out, store.manifest(), _believed(store, settings), tell)
+    plan, parent = prepared.plan, prepared.parent
+    verdicts = judge(plan, parent, out, store.manifest(), _believed(store, settings), tell)
+    stale = {verdict.file for verdict in verdicts if verdict.reason}
+    staged = _resumable([shard for shard in plan.shards if shard.file in stale], parent, store)
+    return tuple(replace(verdict, staged=verdict.file in staged) for verdict in verdicts)
 
 
 def build(

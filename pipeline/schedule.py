@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
 from itertools import cycle, islice
 from queue import SimpleQueue
 
@@ -54,9 +54,10 @@ def in_threads(tasks: Mapping[str, ShardTask], workers: int, watch: Watch) -> di
 
 
 def _cores(workers: int) -> Iterable[int]:
-    """A core for each worker."""
+    """A core for each worker; other ones for another build on the same machine, if there are enough."""
     cores = sorted(os.sched_getaffinity(0))
-    return islice(cycle(cores), workers)
+    first = os.getpid() % len(cores)
+    return islice(cycle(cores), first, first + workers)
 
 
 def _pin(worker: Worker) -> None:
@@ -91,6 +92,11 @@ def on_cluster(tasks: Mapping[str, ShardTask], address: str, watch: Watch) -> di
                 file = futures[future]
                 receipts[file] = future.result()
                 watch.done(tasks[file].input_bytes)
+        except CancelledError:
+            raise BuildError(
+                f"the dask scheduler at {address} went away; start it again, then build again: "
+                f"it goes on where it stopped"
+            ) from None
         except KilledWorker:
             raise BuildError(
                 f"{file}: every worker that made it died; see the workers' logs, then build again"

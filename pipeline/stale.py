@@ -27,6 +27,7 @@ class Verdict:
 
     file: str
     reason: str | None
+    staged: bool = False  # a build that was cut has made it already
 
 
 def judge(

@@ -39,12 +39,15 @@ def _lines(report: preflight.Report) -> list[str]:
 
 
 def run_serve(lane_name: str, model: str, only_print: bool, extra: tuple[str, ...]) -> int:
-    """Prints the lane's command with a reason for every flag, or becomes it after a preflight; 1 where it refuses."""
+    """Prints the lane's command with a reason for every flag, or becomes it after a preflight.
+
+    1 where the preflight refuses, 2 where there is no such lane.
+    """
     try:
         lane = lanes.load(lane_name)
     except LaneError as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201
-        return 1
+        print(f"Error: {error}", file=sys.stderr)  # noqa: T201
+        return 2
     words = lanes.command(lane, model, extra)
     if only_print:
         settings = " ".join(f"{name}={value}" for name, value in lane.environment.items())

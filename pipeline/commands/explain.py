@@ -18,6 +18,7 @@ from pipeline.commands.options import (
     tell,
 )
 from pipeline.job import Settings
+from pipeline.stale import Verdict
 from verify.accept.bound import stale_sentences
 
 
@@ -41,9 +42,19 @@ def explain(config: Path, parent: Path, out: Path, paranoid: bool, as_json: bool
         click.echo(json.dumps({"shards": shards, "accept_runs": runs}))
         return
     for verdict in verdicts:
-        click.echo(
-            f"{verdict.file}: " + (f"will be made: {verdict.reason}" if verdict.reason else "is up to date")
-        )
-    click.echo(f"{len(stale)} of {len(verdicts)} shards will be made; the others are up to date")
+        click.echo(f"{verdict.file}: {_what_becomes_of(verdict)}")
+    staged = sum(verdict.staged for verdict in stale)
+    made = f", {staged} were made by a build that was cut" if staged else ""
+    click.echo(
+        f"{len(stale) - staged} of {len(verdicts)} shards will be made{made}; the others are up to date"
+    )
     for sentence in runs:
         click.echo(sentence)
+
+
+def _what_becomes_of(verdict: Verdict) -> str:
+    if verdict.reason is None:
+        return "is up to date"
+    if verdict.staged:
+        return f"was made by a build that was cut, and will be published: {verdict.reason}"
+    return f"will be made: {verdict.reason}"

@@ -53,6 +53,8 @@ def scan(checkpoint: Checkpoint) -> Parent:
     if weight_map is not None:
         _agree(weight_map, owner)
     carried, left = _other_files(folder, set(shards))
+    for name in carried:
+        _refuse_unreadable(folder / name)
     stats |= {name: file_stat(folder / name) for name in carried}
     return Parent(folder, headers, stats, _config(folder), carried, left, single=weight_map is None)
 
@@ -124,6 +126,16 @@ def _agree(weight_map: Mapping[str, str], owner: Mapping[str, str]) -> None:
     for name, file in owner.items():
         if file in indexed and name not in weight_map:
             raise CheckpointError(f"{file}: holds {name}, which {INDEX_FILE} does not name; fetch both again")
+
+
+def _refuse_unreadable(path: Path) -> None:
+    """A file that the child carries is copied last; that it can't be read is told first."""
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}: cannot be opened: {error.strerror}; make it readable, or remove it"
+        ) from None
 
 
 def _other_files(folder: Path, shards: set[str]) -> tuple[tuple[str, ...], dict[str, str]]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -95,6 +98,47 @@ def test_a_worker_killed_in_the_middle_of_a_shard_changes_nothing(
     assert killed.is_set()
     assert tree(out) == reference
     assert staged(out) == []
+
+
+def test_a_scheduler_that_goes_away_in_the_middle_is_one_clear_sentence(
+    parent: Path, reference: dict[str, str], tmp_path: Path
+) -> None:
+    """kill -9 of the scheduler: nothing is published, and the next build gives the reference bytes."""
+    address, out = f"tcp://127.0.0.1:{free_port()}", tmp_path / "out"
+    scheduler = program("scheduler", "--host", address, "--no-dashboard")
+    worker = program(
+        "worker", address, "--nthreads", "1", "--no-nanny", "--no-dashboard", "--death-timeout", "5"
+    )
+
+    def kill_when_busy() -> None:
+        while not (out / ".shardmill" / "staging").exists() or not staged(out):
+            time.sleep(0.001)
+        scheduler.kill()
+
+    killer = threading.Thread(target=kill_when_busy)
+    killer.start()
+    try:
+        with pytest.raises(BuildError, match=f"the dask scheduler at {address} went away"):
+            run.build(run.prepare(load(RECIPE), parent), out, Settings(scheduler=address), Watch())
+    finally:
+        killer.join()
+        worker.kill()
+        worker.wait()
+        scheduler.wait()
+    assert tree(out) == {}
+    run.build(run.prepare(load(RECIPE), parent), out, Settings(kernel="numpy"), Watch())
+    assert tree(out) == reference
+
+
+def program(name: str, *options: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", f"distributed.cli.dask_{name}", *options]
+    return subprocess.Popen(command, stderr=subprocess.DEVNULL)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def test_a_scheduler_that_does_not_answer_is_one_clear_sentence(parent: Path, tmp_path: Path) -> None:

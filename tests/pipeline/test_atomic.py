@@ -444,6 +444,15 @@ def test_a_worker_that_was_given_up_for_dead_vouches_for_no_other_workers_file(
     assert staged == [reference[SHARDS[0]]]
 
 
+def test_explain_tells_what_a_cut_build_has_made(
+    parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = cut_build(parent, tmp_path / "out", monkeypatch)
+    verdicts = run.explain(prepare(parent), tmp_path / "out", Settings(), lambda line: None)
+    assert all(verdict.reason == "it was not built yet" for verdict in verdicts)
+    assert sorted(verdict.file for verdict in verdicts if verdict.staged) == done
+
+
 def test_what_was_staged_from_a_file_that_changed_since_is_not_used(
     parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ from pipeline import run
 from pipeline.commands import main as commands
 from pipeline.commands.progress import meter
 from pipeline.manifest.store import Store
+from pipeline.stale import Verdict
 from tests.pipeline.conftest import ROOT
 from tests.pipeline.parents import (
     MANIFEST,
@@ -139,6 +140,23 @@ def test_json_is_one_object_and_nothing_else(shardmill: Callable[..., Told], pla
     assert summary["made"].keys() == {*SHARDS, SCALES}
     code, out, _ = shardmill("build", *places, "--json")
     assert (code, json.loads(out)["made"], json.loads(out)["files_written"]) == (0, {}, [])
+
+
+def test_explain_counts_what_a_cut_build_has_made_apart(
+    shardmill: Callable[..., Told], places: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdicts = (
+        Verdict("a", "it was not built yet", staged=True),
+        Verdict("b", "it was not built yet"),
+        Verdict("c", None),
+    )
+    monkeypatch.setattr(run, "explain", lambda *rest: verdicts)
+    assert shardmill("explain", *places)[1].splitlines() == [
+        "a: was made by a build that was cut, and will be published: it was not built yet",
+        "b: will be made: it was not built yet",
+        "c: is up to date",
+        "1 of 3 shards will be made, 1 were made by a build that was cut; the others are up to date",
+    ]
 
 
 def test_explain_writes_nothing(shardmill: Callable[..., Told], places: list[Any]) -> None:

@@ -460,6 +460,24 @@ def test_packed_tensors_of_odd_shapes_get_no_entry(tmp_path: Path, weight: Tenso
     assert "model.layers.0.experts.1" in layers
 
 
+def test_a_carried_file_that_cannot_be_read_is_told_before_any_shard_is_made(
+    parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Path.open
+
+    def denied(path: Path, *mode: str, **more: object) -> object:
+        if path == parent / "LICENSE":
+            raise PermissionError(13, "Permission denied", str(path))
+        return original(path, *mode, **more)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(Path, "open", denied)
+    with pytest.raises(CheckpointError) as error:
+        build(parent, tmp_path / "out")
+    named = f"{parent / 'LICENSE'}: cannot be opened: Permission denied"
+    assert str(error.value) == f"{named}; make it readable, or remove it"
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_parent_that_cannot_be_read_is_named(parent: Path, tmp_path: Path) -> None:
     if os.geteuid() == 0:
         pytest.skip("root reads everything")

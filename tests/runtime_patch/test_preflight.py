@@ -214,8 +214,8 @@ def test_serve_runs_only_after_preflight(here, monkeypatch, tmp_path, capsys):
 
 
 def test_an_unknown_lane_is_one_line(capsys):
-    """A lane that does not exist is an error on stderr and exit code 1."""
-    assert main.main(["serve", "nothing", "--model", "m"]) == 1
+    """A lane that does not exist is an error on stderr and exit code 2."""
+    assert main.main(["serve", "nothing", "--model", "m"]) == 2
     assert "known lanes" in capsys.readouterr().err
 
 

@@ -12,7 +12,8 @@ from click.testing import CliRunner
 
 from pipeline.commands.main import shardmill
 from pipeline.errors import CheckpointError, PlanError, ShardmillError
-from pipeline.remote import HUB_FILE, RemoteFile, hub_bytes, shadow
+from pipeline.ranges import RemoteFile
+from pipeline.remote import HUB_FILE, hub_bytes, shadow
 from tests.pipeline.parents import INDEX, MANIFEST, build, published, why
 from tests.profiles.models import FILES, dense_parent, native_parent, recipe
 from tests.verify.web import SHA, Server, serving

@@ -55,11 +55,18 @@ for path in sorted(parent.glob("*.safetensors")):
 
 
 def peer_seconds(python: Path, script: str, parent: Path, out: Path, facts: Path) -> float:
-    """Seconds of a peer's script, its start included and a sync behind it, as our own builds are timed."""
+    """Seconds of a peer's script, its start included and a sync behind it, as our own builds are timed.
+
+    Its threads are pinned, a core each, as ours are.
+    """
     clean(out)
+    cores = " ".join(map(str, sorted(os.sched_getaffinity(0))))
     started = time.perf_counter()
     subprocess.run(
-        [str(python), "-c", script, str(parent), str(out), str(facts)], check=True, capture_output=True
+        [str(python), "-c", script, str(parent), str(out), str(facts)],
+        check=True,
+        capture_output=True,
+        env={**os.environ, "GOMP_CPU_AFFINITY": cores},
     )
     os.sync()
     return time.perf_counter() - started
@@ -90,10 +97,12 @@ def main() -> int:
     parent, out, facts = toy(work, asked.size), work / "peer-out", work / "converts.json"
     what_converts(parent, facts)
     warm(parent)
-    contenders: dict[str, Callable[[], float]] = {
-        f"shardmill, {kernel}": partial(build_seconds, parent, out, "--kernel", kernel)
-        for kernel in kernels()
-    }
+    contenders: dict[str, Callable[[], float]] = {}
+    for kernel in kernels():
+        contenders[kernel] = partial(build_seconds, parent, out, "--kernel", kernel)
+        contenders[f"{kernel}, no sha256"] = partial(
+            build_seconds, parent, out, "--kernel", kernel, "--no-sha256"
+        )
     contenders["torch loop"] = lambda: peer_seconds(python, TORCH_LOOP, parent, out, facts)
     contenders["llm-compressor"] = lambda: peer_seconds(python, LLM_COMPRESSOR, parent, out, facts)
     seconds = in_turns(asked.rounds, contenders)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
 from verify.findings import Report
-from verify.show import show
 from verify.source import Folder, Source
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -45,6 +45,10 @@ def answer(report: Report, as_json: bool, *sources: Source) -> None:
     if as_json:
         click.echo(report.as_json())
     else:
+        from rich.console import Console
+
+        from verify.show import show
+
         show(report, Console(highlight=False))
     sys.exit(report.exit_code)
 
@@ -53,17 +57,32 @@ class Bar:
     """A progress bar on stderr where that is a terminal; silence elsewhere."""
 
     def __init__(self) -> None:
-        console = Console(stderr=True)
-        columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._bar.add_task("", total=None)
+        self._bar = _terminal_bar() if sys.stderr.isatty() else None
 
     def __call__(self, done: int, total: int) -> None:
-        self._bar.update(self._task, completed=done, total=total)
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=done, total=total)
 
     def __enter__(self) -> Bar:
-        self._bar.start()
+        if self._bar is not None:
+            self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def _terminal_bar() -> Progress:
+    from rich import progress
+    from rich.console import Console
+
+    columns = (
+        progress.BarColumn(),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    bar = progress.Progress(*columns, console=Console(stderr=True), transient=True)
+    bar.add_task("", total=None)
+    return bar

@@ -24,6 +24,9 @@ Passthrough = Literal["copy", "reflink", "hardlink"]
 class StoppedError(BuildError):
     """The build was asked to stop."""
 
+    def __init__(self) -> None:
+        super().__init__("stopped; build again to go on where it stopped")
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -49,13 +52,13 @@ class Watch:
     def done(self, count: int) -> None:
         """Reports `count` more bytes of input; raises StoppedError where the build is to stop."""
         if self.stop.is_set():
-            raise StoppedError("stopped; build again to go on where it stopped")
+            raise StoppedError
         self.advance(count)
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """What is kept from shard to shard: a core, buffers, and kernels with theirs. For one thread at a time."""
+    """What goes from shard to shard: a core, buffers, and kernels with theirs. For one thread at a time."""
 
     core: int | None = None  # None: wherever the system likes
     buffers: Buffers = field(default_factory=Buffers)

@@ -45,19 +45,19 @@ class ShardTask:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A shard whose bytes are all written, but may not be on the disk yet."""
+    """A shard whose bytes are all written, but may not be on the disk yet. It must be settled."""
 
     receipt: Receipt
-    path: Path
-    staged: Path  # where it goes once it is whole
-    files: ExitStack  # holds the file open; leaving it waits for the disk
+    path: Path  # in the staging folder, under a name that no other draft has
+    whole: Path  # its place there once it is on the disk
+    file: ExitStack  # holds it open; to close it is to wait for the disk
 
 
 def fill(task: ShardTask, watch: Watch, worker: Worker) -> Draft:
-    """Runs the shard stages of the DAG over one shard."""
+    """Runs the shard stages of the DAG over one shard. Whoever calls it settles the Draft, which holds a file open."""
     store, dag = Store(task.out), arrange(task.dag_needs, STAGES)
-    staged = store.staging / task.plan.file
-    draft = staged.with_name(f"{staged.name}.{secrets.token_hex(4)}")
+    whole = store.staging / task.plan.file
+    draft = whole.with_name(f"{whole.name}.{secrets.token_hex(4)}")
     linked = task.settings.passthrough == "hardlink"
     with ExitStack() as written, ExitStack() as read:
         opened = {
@@ -71,7 +71,7 @@ def fill(task: ShardTask, watch: Watch, worker: Worker) -> Draft:
         job = ShardJob(task.plan, source, sink, task.settings, worker, watch, data_begin, opened)
         products = dag.run("shard", dag.of_shards(), job, {"assignments": task.plan.pieces})
         read.close()  # which tells of a source that changed, before the sink is let go
-        return Draft(products["receipts"], draft, staged, written.pop_all())
+        return Draft(products["receipts"], draft, whole, written.pop_all())
 
 
 def settle(draft: Draft, task: ShardTask) -> Receipt:
@@ -80,8 +80,8 @@ def settle(draft: Draft, task: ShardTask) -> Receipt:
     The file gets its name when it is whole: a worker of a cluster that was given up for dead may be at the same shard
     still, and no receipt may ever stand beside a file that is half made.
     """
-    draft.files.close()
-    draft.path.replace(draft.staged)
+    draft.file.close()
+    draft.path.replace(draft.whole)
     Store(task.out).keep_receipt(draft.receipt)
     return draft.receipt
 

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from pipeline.ranges import RemoteFile
 
 HUB_FILE = ".shardmill-hub.json"  # in a shadow: where its shards are; written last
-WINDOW_BYTES = (
-    64 << 20
-)  # one request asks for so much, which a connection that is kept alive serves in one go
 _HEAD_BYTES = 1 << 20
 _PLACE = re.compile(r"hf://(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 # Weights in other formats, which no safetensors loader reads.

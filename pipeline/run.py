@@ -138,7 +138,7 @@ def _build(
     store.remember(replace(store.seen(), world=world(prepared.inputs, store, settings)))
     return Summary(
         plan=plan,
-        made=tuple(stale.values()),
+        made=tuple(replace(verdict, staged=verdict.file in finished) for verdict in stale.values()),
         resumed=tuple(finished),
         files_written=tuple(written),
         bytes_read=sum(input_bytes(parent, shard) for shard in todo),
@@ -212,7 +212,7 @@ def _make(
             ),
             out=store.out,
             settings=settings,
-            once=bytes_moved > memory_bytes(),
+            once=settings.scheduler is None and bytes_moved > memory_bytes(),
         )
         for shard in todo
     }
@@ -226,8 +226,13 @@ def _make(
 
 
 def memory_bytes() -> int:
-    """Of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """What this process may fill: the machine's memory, or its container's (cgroup v2)."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        container = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        return machine
+    return min(machine, int(container)) if container.isdigit() else machine
 
 
 def _kernel_name(settings: Settings, made: Sequence[ShardPlan]) -> str:

@@ -7,14 +7,16 @@ parent and the output folder under the same paths.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from itertools import cycle, islice
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 from pipeline.errors import BuildError
-from pipeline.job import Watch, Worker
-from pipeline.make import ShardTask, fill, make_shard, settle
+from pipeline.job import StoppedError, Watch, Worker
+from pipeline.make import Draft, ShardTask, fill, make_shard, settle
 from pipeline.manifest.records import Receipt
 
 _CONNECT_SECONDS = 5
@@ -22,48 +24,85 @@ _THREADS_A_WORKER = 4  # one that fills a shard, and others whose shards wait fo
 
 
 def in_threads(tasks: Mapping[str, ShardTask], workers: int, watch: Watch) -> dict[str, Receipt]:
-    """File -> receipt, made by `workers` threads at a time, begun in the order of `tasks`.
+    """File -> receipt, begun in the order of `tasks` and filled by `workers` at a time.
 
-    While a shard's last bytes go to the disk, its worker fills another: so there are more threads than workers.
+    While a shard's last bytes go to the disk, its worker fills the next: so there are more threads than workers.
+    The first failure stops all others, and no further shard is begun.
     """
+    todo: SimpleQueue[tuple[str, ShardTask]] = SimpleQueue()
+    for item in tasks.items():
+        todo.put(item)
     free: SimpleQueue[Worker] = SimpleQueue()
     for core in _cores(workers):
         free.put(Worker(core))
+    receipts: dict[str, Receipt] = {}
 
-    def make(task: ShardTask) -> Receipt:
-        worker = free.get()
-        try:
-            _pin(worker)
-            draft = fill(task, watch, worker)
-        finally:
-            free.put(worker)
-        return settle(draft, task)
+    def make() -> None:
+        while filled := _fill_next(todo, free, watch):
+            file, draft = filled
+            with _stopping(watch):
+                receipts[file] = settle(draft, tasks[file])
 
     pool = ThreadPoolExecutor(_THREADS_A_WORKER * workers)
     try:
-        making = {file: pool.submit(make, task) for file, task in tasks.items()}
-        wait(making.values(), return_when=FIRST_EXCEPTION)
-        receipts = {file: future.result() for file, future in making.items() if future.done()}
-        pool.shutdown()
-    except BaseException as error:
-        # A signal must not wait for a worker that is in an fsync; what it leaves is swept by the next build.
+        threads = [pool.submit(make) for _ in range(min(_THREADS_A_WORKER * workers, len(tasks)))]
+        wait(threads)
+    except BaseException:
+        # A signal must not wait for a thread that is in an fsync; what it leaves is swept by the next build.
         watch.stop.set()
-        pool.shutdown(wait=isinstance(error, Exception), cancel_futures=True)
+        pool.shutdown(wait=False, cancel_futures=True)
         raise
+    pool.shutdown()
+    failures = [failure for thread in threads if (failure := thread.exception())]
+    for failure in sorted(failures, key=lambda failure: isinstance(failure, StoppedError)):
+        raise failure
+    if len(receipts) < len(tasks):
+        raise StoppedError
     return receipts
 
 
-def _cores(workers: int) -> Iterable[int]:
-    """A core for each worker; other ones for another build on the same machine, if there are enough."""
+def _fill_next(
+    todo: SimpleQueue[tuple[str, ShardTask]], free: SimpleQueue[Worker], watch: Watch
+) -> tuple[str, Draft] | None:
+    """The next shard, filled by the next worker that is free. None where none is left, or the build is to stop."""
+    worker = free.get()
+    try:
+        if watch.stop.is_set():
+            return None
+        file, task = todo.get_nowait()
+        _pin(worker)
+        with _stopping(watch):
+            return file, fill(task, watch, worker)
+    except Empty:
+        return None
+    finally:
+        free.put(worker)
+
+
+@contextmanager
+def _stopping(watch: Watch) -> Iterator[None]:
+    """Stops the build where what is done in it fails."""
+    try:
+        yield
+    except BaseException:
+        watch.stop.set()
+        raise
+
+
+def _cores(workers: int) -> Iterable[int | None]:
+    """A core for each worker, and most likely others than those of another build; none where there are too few."""
     cores = sorted(os.sched_getaffinity(0))
-    first = os.getpid() % len(cores)
+    if workers > len(cores):
+        return [None] * workers
+    first = os.getpid() * workers % len(cores)
     return islice(cycle(cores), first, first + workers)
 
 
 def _pin(worker: Worker) -> None:
     """Takes the calling thread to its worker's core: some schedulers pack unpinned threads onto one."""
     if worker.core is not None:
-        os.sched_setaffinity(0, {worker.core})
+        with suppress(OSError):  # the core was taken from this process since
+            os.sched_setaffinity(0, {worker.core})
 
 
 def on_cluster(tasks: Mapping[str, ShardTask], address: str, watch: Watch) -> dict[str, Receipt]:
@@ -92,10 +131,11 @@ def on_cluster(tasks: Mapping[str, ShardTask], address: str, watch: Watch) -> di
                 file = futures[future]
                 receipts[file] = future.result()
                 watch.done(tasks[file].input_bytes)
-        except CancelledError:
+        except CancelledError as error:
+            reason = getattr(error, "reason", None) or "cancelled"
             raise BuildError(
-                f"the dask scheduler at {address} went away; start it again, then build again: "
-                f"it goes on where it stopped"
+                f"the dask scheduler at {address} went away or gave the work up ({reason}); "
+                f"start it again, then build again: it goes on where it stopped"
             ) from None
         except KilledWorker:
             raise BuildError(
@@ -106,5 +146,9 @@ def on_cluster(tasks: Mapping[str, ShardTask], address: str, watch: Watch) -> di
     return receipts
 
 
+_local = threading.local()
+
+
 def _make_remotely(task: ShardTask) -> Receipt:
-    return make_shard(task, Watch(), Worker())
+    worker: Worker = _local.__dict__.setdefault("worker", Worker())
+    return make_shard(task, Watch(), worker)

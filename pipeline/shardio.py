@@ -12,6 +12,7 @@ import fcntl
 import mmap
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -116,11 +117,17 @@ class Sink:
     ) -> None:
         try:
             if error is None:
-                os.fsync(self.fd)
-                if self._once:
-                    _forget(self.fd)
+                self._sync()
         finally:
             os.close(self.fd)
+
+    def _sync(self) -> None:
+        try:
+            os.fsync(self.fd)
+        except OSError as failure:
+            raise self._failed(failure) from None
+        if self._once:
+            _forget(self.fd)
 
     def reserve(self) -> None:
         try:
@@ -185,7 +192,7 @@ def _send(fd: int) -> None:
 def _forget(fd: int) -> None:
     """Lets the page cache drop a file. Where a build is larger than the memory, the kernel would else spend more time
     on finding pages to drop than on the disk: 22 s for 13.5 GB against 15 s."""
-    if hasattr(os, "posix_fadvise"):
+    with suppress(OSError):  # it is advice
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 

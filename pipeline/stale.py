@@ -27,7 +27,7 @@ class Verdict:
 
     file: str
     reason: str | None
-    staged: bool = False  # a build that was cut has made it already
+    staged: bool = False  # a build that did not come to publish it has made it; run knows
 
 
 def judge(

@@ -135,9 +135,8 @@ def _entry_faults(file: str, raw: RawTensor) -> Iterator[Finding]:
 
 
 def _leads_elsewhere(name: str) -> bool:
-    """Whether a name is a path from a root, or upwards, on any system."""
-    parts = name.replace("\\", "/").split("/")
-    return ".." in parts or (parts[0] == "" and len(parts) > 1)
+    """Whether a name is a path from a root, or upwards, with slashes of either kind."""
+    return name.startswith(("/", "\\")) or ".." in name.replace("\\", "/").split("/")
 
 
 def _tiling_faults(file: str, tensors: list[Tensor], data_begin: int, file_bytes: int) -> Iterator[Finding]:

@@ -39,12 +39,13 @@ def explain(config: Path, parent: Path, out: Path, paranoid: bool, as_json: bool
     runs = list(stale_sentences(out, will_change=bool(stale)))
     if as_json:
         shards = {verdict.file: verdict.reason for verdict in verdicts}
-        click.echo(json.dumps({"shards": shards, "accept_runs": runs}))
+        staged_files = [verdict.file for verdict in verdicts if verdict.staged]
+        click.echo(json.dumps({"shards": shards, "staged": staged_files, "accept_runs": runs}))
         return
     for verdict in verdicts:
         click.echo(f"{verdict.file}: {_what_becomes_of(verdict)}")
     staged = sum(verdict.staged for verdict in stale)
-    made = f", {staged} were made by a build that was cut" if staged else ""
+    made = f", {staged} made before are still to be published" if staged else ""
     click.echo(
         f"{len(stale) - staged} of {len(verdicts)} shards will be made{made}; the others are up to date"
     )
@@ -56,5 +57,5 @@ def _what_becomes_of(verdict: Verdict) -> str:
     if verdict.reason is None:
         return "is up to date"
     if verdict.staged:
-        return f"was made by a build that was cut, and will be published: {verdict.reason}"
+        return f"is made and still to be published: {verdict.reason}"
     return f"will be made: {verdict.reason}"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import signal
 import sys
 from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -32,6 +34,9 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "serve": ("pipeline.commands.serve:serve", "Print or run the vLLM command of a lane."),
     "tune": ("pipeline.commands.tune:tune", "Tune the block-FP8 GEMM for this machine's GPU."),
 }
+
+
+_INTERRUPTED, _TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 
 
 class LazyGroup(click.Group):
@@ -64,10 +69,16 @@ def shardmill() -> None:
 def main() -> NoReturn:
     """Runs `shardmill` and ends the process at once, with the exit code of `answer`.
 
-    What a stopped build's workers hold is staged, and safe to lose; and to free a plan and a compiler object by object
+    What a stopped build's threads hold is staged, and safe to lose; and to free a plan and a compiler object by object
     would take a third of a second.
     """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # the caller closed it; no file of ours may get its number
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
     code = answer()
+    _ignore_signals()
+    if code not in (_INTERRUPTED, _TERMINATED):
+        atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -85,14 +96,17 @@ def answer() -> int:
         code = shardmill(standalone_mode=False)  # click returns the code of `ctx.exit` here
         return code if isinstance(code, int) else 0
     except SystemExit as left:
-        return left.code if isinstance(left.code, int) else 0
+        if left.code is None or isinstance(left.code, int):
+            return left.code or 0
+        click.echo(left.code, err=True)
+        return 1
     except click.ClickException as error:
         error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        return _stopped("stopped", 130)
+        return _stopped("stopped", _INTERRUPTED)
     except _TerminatedError:
-        return _stopped("terminated", 128 + signal.SIGTERM)
+        return _stopped("terminated", _TERMINATED)
     except ShardmillError as error:
         click.echo(f"Error: {error}", err=True)
         return 2 if isinstance(error, RecipeError) else 1
@@ -115,5 +129,12 @@ def _terminated(signum: int, frame: FrameType | None) -> None:
 
 
 def _stopped(how: str, code: int) -> int:
+    _ignore_signals()
     click.echo(f"{how}; the same command goes on where it stopped", err=True)
     return code
+
+
+def _ignore_signals() -> None:
+    """For the last steps, which a second Ctrl-C must not turn into a traceback."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)

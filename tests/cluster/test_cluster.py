@@ -106,25 +106,27 @@ def test_a_scheduler_that_goes_away_in_the_middle_is_one_clear_sentence(
     """kill -9 of the scheduler: nothing is published, and the next build gives the reference bytes."""
     address, out = f"tcp://127.0.0.1:{free_port()}", tmp_path / "out"
     scheduler = program("scheduler", "--host", address, "--no-dashboard")
-    worker = program(
-        "worker", address, "--nthreads", "1", "--no-nanny", "--no-dashboard", "--death-timeout", "5"
-    )
+    worker = program("worker", address, "--nthreads", "1", "--no-nanny", "--no-dashboard")
+    over = threading.Event()
 
     def kill_when_busy() -> None:
-        while not (out / ".shardmill" / "staging").exists() or not staged(out):
+        while not over.is_set() and not ((out / ".shardmill" / "staging").exists() and staged(out)):
             time.sleep(0.001)
         scheduler.kill()
 
     killer = threading.Thread(target=kill_when_busy)
-    killer.start()
     try:
+        with distributed.Client(address, timeout=60, set_as_default=False) as client:
+            client.wait_for_workers(1, timeout=60)
+        killer.start()
         with pytest.raises(BuildError, match=f"the dask scheduler at {address} went away"):
             run.build(run.prepare(load(RECIPE), parent), out, Settings(scheduler=address), Watch())
     finally:
-        killer.join()
-        worker.kill()
-        worker.wait()
-        scheduler.wait()
+        over.set()
+        for process in (scheduler, worker):
+            process.kill()
+            process.wait()
+    killer.join()
     assert tree(out) == {}
     run.build(run.prepare(load(RECIPE), parent), out, Settings(kernel="numpy"), Watch())
     assert tree(out) == reference

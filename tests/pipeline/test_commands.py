@@ -132,7 +132,7 @@ def test_json_is_one_object_and_nothing_else(shardmill: Callable[..., Told], pla
     assert facts["disk"]["needed"] == facts["output"]["file_bytes"]
     code, out, _ = shardmill("explain", *places, "--json")
     shards = dict.fromkeys(sorted((*SHARDS, SCALES)), "it was not built yet")
-    assert json.loads(out) == {"shards": shards, "accept_runs": []}
+    assert json.loads(out) == {"shards": shards, "staged": [], "accept_runs": []}
     code, out, err = shardmill("build", *places, "--json")
     summary = json.loads(out)
     assert (code, err) == (0, "")
@@ -152,10 +152,10 @@ def test_explain_counts_what_a_cut_build_has_made_apart(
     )
     monkeypatch.setattr(run, "explain", lambda *rest: verdicts)
     assert shardmill("explain", *places)[1].splitlines() == [
-        "a: was made by a build that was cut, and will be published: it was not built yet",
+        "a: is made and still to be published: it was not built yet",
         "b: will be made: it was not built yet",
         "c: is up to date",
-        "1 of 3 shards will be made, 1 were made by a build that was cut; the others are up to date",
+        "1 of 3 shards will be made, 1 made before are still to be published; the others are up to date",
     ]
 
 
@@ -391,3 +391,53 @@ def test_a_signal_stops_a_build_at_once_and_the_next_one_finishes_it(
     assert published(places[-1]) == {}
     assert shardmill("build", *places)[0] == 0
     assert published(places[-1]) == reference
+
+
+def test_a_second_signal_on_the_way_out_is_not_heard(places: list[Any]) -> None:
+    """Ctrl-C once more while the first one is answered: the same sentence and exit code, and at once."""
+    script = (
+        "import os, pipeline.job as job, pipeline.commands.main as commands\n"
+        "interrupt = lambda: os.kill(os.getpid(), 2)\n"
+        "job.Watch.done = lambda self, count: (interrupt(), __import__('time').sleep(120))\n"
+        "say = commands.click.echo\n"
+        "commands.click.echo = lambda *words, **how: (interrupt(), say(*words, **how))\n"
+        "commands.main()"
+    )
+    command = [sys.executable, "-c", script, "build", *map(str, places)]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert told.returncode == 130
+    assert told.stderr.strip() == "stopped; the same command goes on where it stopped"
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-"])
+def test_a_caller_that_closed_a_stream_gets_the_exit_code_all_the_same(
+    places: list[Any], closed: str
+) -> None:
+    """As daemons and cron start it."""
+    command = ["sh", "-c", f'"$@" {closed}', "sh", *SHARDMILL, "build", *map(str, places)]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (told.returncode, told.stderr) == (0, "")
+    assert MANIFEST in published(places[-1])
+
+
+def test_what_libraries_want_done_at_the_end_is_done() -> None:
+    script = (
+        "import atexit, sys\n"
+        "from pipeline.commands.main import main\n"
+        "atexit.register(print, 'done at exit')\n"
+        "main()"
+    )
+    command = [sys.executable, "-c", script, "--version"]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert told.stdout.splitlines()[-1] == "done at exit"
+
+
+@pytest.mark.parametrize(("left", "code"), [("None", 0), ("3", 3), ("'a sentence'", 1)])
+def test_a_command_that_leaves_the_process_itself_is_understood(left: str, code: int) -> None:
+    script = (
+        "import sys, pipeline.commands.main as commands\n"
+        f"commands.shardmill = lambda standalone_mode: sys.exit({left})\n"
+        "commands.main()"
+    )
+    told = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert (told.returncode, told.stderr) == (code, "a sentence\n" if code == 1 else "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import pytest
 
 from pipeline import schedule
 from pipeline.errors import BuildError
-from pipeline.job import StoppedError
 from tests.pipeline.parents import SCALES, SHARDS, build, published
 
 
@@ -46,13 +46,16 @@ def test_the_next_shard_is_filled_while_the_last_one_goes_to_the_disk(
 def test_no_more_shards_are_filled_at_a_time_than_there_are_workers(
     parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
-    """And each on the core and in the buffers of a worker that no other thread holds."""
+    """Each with a worker, and so on a core, that no other thread holds; the caller stays where it may run."""
+    cores = os.sched_getaffinity(0)
     at_work: list[int] = []
     most = [0]
     fill = schedule.fill
 
     def counted(task: Any, watch: Any, worker: Any) -> Any:
         assert id(worker) not in at_work
+        if workers <= len(cores):
+            assert os.sched_getaffinity(0) == {worker.core}
         at_work.append(id(worker))
         most[0] = max(most[0], len(at_work))
         try:
@@ -62,30 +65,95 @@ def test_no_more_shards_are_filled_at_a_time_than_there_are_workers(
 
     monkeypatch.setattr(schedule, "fill", counted)
     build(parent, tmp_path / "out", workers=workers)
-    assert 1 <= most[0] <= workers
+    assert most[0] <= workers
+    assert os.sched_getaffinity(0) == cores
 
 
-def test_a_shard_that_fails_is_told_and_no_other_is_begun(
+def test_where_there_are_more_workers_than_cores_the_system_places_them(
     parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pinned: list[set[int]] = []
+    monkeypatch.setattr("pipeline.schedule.os.sched_setaffinity", lambda thread, cores: pinned.append(cores))
+    build(parent, tmp_path / "out", workers=len(os.sched_getaffinity(0)) + 1)
+    assert pinned == []
+
+
+def test_a_core_that_was_taken_away_meanwhile_stops_no_build(
+    parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: dict[str, bytes]
+) -> None:
+    def gone(*rest: object) -> None:
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr("pipeline.schedule.os.sched_setaffinity", gone)
+    build(parent, tmp_path / "out", workers=1)
+    assert published(tmp_path / "out") == reference
+
+
+def test_shards_are_begun_in_the_order_in_which_they_are_given(
+    parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest first, whichever thread comes back from the disk when."""
     begun = []
-    fill = schedule.fill
+    fill, settle = schedule.fill, schedule.settle
+    monkeypatch.setattr(schedule, "fill", lambda task, *rest: (begun.append(task), fill(task, *rest))[1])
+    monkeypatch.setattr(schedule, "settle", lambda *draft: (time.sleep(0.02), settle(*draft))[1])
+    build(parent, tmp_path / "out", workers=1)
+    sizes = [task.plan.header.file_bytes for task in begun]
+    assert sizes == sorted(sizes, reverse=True)
 
-    def fails_first(task: Any, watch: Any, worker: Any) -> Any:
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("step", ["fill", "settle"])
+def test_after_a_failure_no_other_shard_is_begun(
+    parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, step: str
+) -> None:
+    """The failure is told, not that the others were stopped for it; those at work may end."""
+    begun: list[str] = []
+    fill, settle = schedule.fill, schedule.settle
+    failed = threading.Event()
+
+    def fail() -> None:
+        failed.set()
+        raise BuildError("the first shard can't be made")
+
+    def first_fails(task: Any, *rest: Any) -> Any:
         begun.append(task.plan.file)
-        if len(begun) == 1:
-            raise BuildError("the first shard can't be made")
-        draft = fill(task, watch, worker)
-        raise AssertionError(f"{draft.staged} was filled after a failure")
+        if begun[0] == task.plan.file and step == "fill":
+            fail()
+        draft = fill(task, *rest)
+        assert begun[0] == task.plan.file or failed.wait(10)
+        time.sleep(0.05)  # for the failure to be noted
+        return draft
 
-    def stops(watch: Any, count: int) -> None:
-        assert watch.stop.wait(10)
-        raise StoppedError("stopped")
+    def first_is_lost(draft: Any, task: Any) -> Any:
+        if begun[0] == task.plan.file and step == "settle":
+            fail()
+        return settle(draft, task)
 
-    monkeypatch.setattr(schedule, "fill", fails_first)
-    monkeypatch.setattr("pipeline.job.Watch.done", stops)
+    monkeypatch.setattr(schedule, "fill", first_fails)
+    monkeypatch.setattr(schedule, "settle", first_is_lost)
     with pytest.raises(BuildError, match="the first shard can't be made"):
-        build(parent, tmp_path / "out", workers=1)
+        build(parent, tmp_path / "out", workers=workers)
+    assert len(begun) <= workers + (step == "settle")
+    assert published(tmp_path / "out") == {}
+
+
+def test_a_disk_that_fails_at_the_last_moment_is_named_with_the_file(
+    parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """fsync is where a full quota and a dying disk are told."""
+
+    def full(fd: int) -> None:
+        if any(shard in str(Path(f"/proc/self/fd/{fd}").readlink()) for shard in SHARDS):
+            raise OSError(28, "No space left on device")
+        fsync(fd)
+
+    fsync = os.fsync
+    monkeypatch.setattr("pipeline.shardio.os.fsync", full)
+    with pytest.raises(
+        BuildError, match=r"safetensors.*: cannot be written: No space left on device; make room"
+    ):
+        build(parent, tmp_path / "out")
     assert published(tmp_path / "out") == {}
 
 
@@ -99,3 +167,15 @@ def test_a_build_larger_than_the_memory_leaves_nothing_in_the_page_cache(
     monkeypatch.setattr("pipeline.shardio.os.posix_fadvise", lambda fd, *rest: let_go.append(rest))
     build(parent, tmp_path / "out")
     assert let_go == [(0, 0, os.POSIX_FADV_DONTNEED)] * forgotten
+
+
+def test_advice_that_the_system_refuses_stops_no_build(
+    parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: dict[str, bytes]
+) -> None:
+    def refuse(*rest: object) -> None:
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr("pipeline.run.memory_bytes", lambda: 1)
+    monkeypatch.setattr("pipeline.shardio.os.posix_fadvise", refuse)
+    build(parent, tmp_path / "out")
+    assert published(tmp_path / "out") == reference

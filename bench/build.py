@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -302,16 +302,34 @@ def machine() -> dict[str, object]:
     return {"cpu": cpu, "cores": len(os.sched_getaffinity(0)), "memory_gib": memory, "python": python}
 
 
-def main() -> int:
-    options = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def options(description: str | None, result: str, rounds: int = 5) -> argparse.ArgumentParser:
+    """What every bench is asked: how often, where it may write, and where its figures go."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    options.add_argument("--rounds", type=int, default=5)
-    options.add_argument("--work", type=Path, default=Path("build/bench"))
-    options.add_argument("--json", type=Path, default=Path("build/bench/build.json"))
-    asked = options.parse_args()
-    work = asked.work.absolute()
-    work.mkdir(parents=True, exist_ok=True)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--work", type=workplace, default="build/bench")
+    parser.add_argument("--json", type=Path, default=Path("build/bench") / result)
+    return parser
+
+
+def workplace(path: str) -> Path:
+    """An absolute folder, made where it is not there."""
+    Path(path).mkdir(parents=True, exist_ok=True)
+    return Path(path).absolute()
+
+
+def tell(facts: Mapping[str, object], path: Path) -> None:
+    """Prints the figures, and keeps them for bench.write."""
+    text = json.dumps(facts, indent=1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n")
+    print(text)
+
+
+def main() -> int:
+    asked = options(__doc__, "build.json").parse_args()
+    work = asked.work
     small, many, out = toy(work, "small"), toy(work, "many"), work / "kept"
     facts: dict[str, object] = {
         "machine": machine(),
@@ -338,9 +356,7 @@ def main() -> int:
     facts["plan_cpu_seconds_by_tensors"] = plan_growth(work)
     facts["growth"] = growth(work, out, max(3, asked.rounds // 2))
     facts["load_after"] = os.getloadavg()[0]
-    asked.json.parent.mkdir(parents=True, exist_ok=True)
-    asked.json.write_text(json.dumps(facts, indent=1) + "\n")
-    print(json.dumps(facts, indent=1))
+    tell(facts, asked.json)
     return 0
 
 

@@ -7,16 +7,24 @@ Only here is the disk the limit. Needs free disk of about 1.2 times the memory, 
 
 from __future__ import annotations
 
-import argparse
-import json
 import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
-from bench.build import build_seconds, clean, cold, copy_seconds, grown, in_turns, kernels, machine
+from bench.build import (
+    build_seconds,
+    clean,
+    cold,
+    copy_seconds,
+    grown,
+    in_turns,
+    kernels,
+    machine,
+    options,
+    tell,
+)
 from pipeline.glm53 import cut, parent_bytes
 from pipeline.run import memory_bytes
 from pipeline.toy.sizes import SIZES
@@ -26,15 +34,8 @@ EXPERT_BYTES = 76_000_000  # that one more expert in every layer adds to the par
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    options.add_argument("--rounds", type=int, default=3)
-    options.add_argument("--work", type=Path, default=Path("build/bench"))
-    options.add_argument("--json", type=Path, default=Path("build/bench/large.json"))
-    asked = options.parse_args()
-    work = asked.work.absolute()
-    work.mkdir(parents=True, exist_ok=True)
+    asked = options(__doc__, "large.json", rounds=3).parse_args()
+    work = asked.work
     wanted = int(memory_bytes() * 0.56)
     if shutil.disk_usage(work).free < 2.2 * wanted or not cold():
         print(
@@ -60,8 +61,7 @@ def main() -> int:
     total = sum(path.stat().st_size for path in parent.iterdir())
     clean(out, parent)
     facts = {"machine": machine(), "parent_bytes": total, "seconds": seconds, "kernel": kernels()[-1]}
-    asked.json.write_text(json.dumps(facts, indent=1) + "\n")
-    print(json.dumps(facts, indent=1))
+    tell(facts, asked.json)
     return 0
 
 

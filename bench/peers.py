@@ -8,7 +8,6 @@ told to ignore what our recipe keeps; it writes blocks of 128 everywhere, since 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -18,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from bench.build import build_seconds, clean, in_turns, kernels, machine, toy, warm
+from bench.build import build_seconds, clean, in_turns, kernels, machine, options, tell, toy, warm
 from pipeline.recipe import load
 from pipeline.run import prepare
 
@@ -82,17 +81,11 @@ def what_converts(parent: Path, path: Path) -> None:
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    options.add_argument("--python", type=Path, required=True)
-    options.add_argument("--rounds", type=int, default=3)
-    options.add_argument("--size", default="small")
-    options.add_argument("--work", type=Path, default=Path("build/bench"))
-    options.add_argument("--json", type=Path, default=Path("build/bench/peers.json"))
-    asked = options.parse_args()
-    work = asked.work.absolute()
-    work.mkdir(parents=True, exist_ok=True)
+    parser = options(__doc__, "peers.json", rounds=3)
+    parser.add_argument("--python", type=Path, required=True)
+    parser.add_argument("--size", default="small")
+    asked = parser.parse_args()
+    work = asked.work
     python = asked.python.absolute()
     parent, out, facts = toy(work, asked.size), work / "peer-out", work / "converts.json"
     what_converts(parent, facts)
@@ -117,8 +110,7 @@ def main() -> int:
         "seconds": seconds,
         "peers": dict(zip(names, told, strict=True)),
     }
-    asked.json.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result, indent=1))
+    tell(result, asked.json)
     return 0
 
 

@@ -8,15 +8,13 @@ that lacks one says so. Under strace a build takes several times as long; only i
 
 from __future__ import annotations
 
-import argparse
-import json
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from bench.build import build_command, clean, kernels, machine, toy, warm
+from bench.build import build_command, clean, kernels, machine, options, tell, toy, warm
 
 # A mapped file's name, as perf reports it -> what its time is spent on.
 PLACES = (
@@ -57,14 +55,8 @@ def calls(parent: Path, out: Path, kernel: str, counts: Path) -> dict[str, int]:
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    options.add_argument("--work", type=Path, default=Path("build/bench"))
-    options.add_argument("--json", type=Path, default=Path("build/bench/profile.json"))
-    asked = options.parse_args()
-    work = asked.work.absolute()
-    work.mkdir(parents=True, exist_ok=True)
+    asked = options(__doc__, "profile.json").parse_args()
+    work = asked.work
     if absent := [tool for tool in ("perf", "strace") if shutil.which(tool) is None]:
         print(f"{' and '.join(absent)} is not installed here; nothing was measured")
         return 0
@@ -76,8 +68,7 @@ def main() -> int:
         "calls": {kernel: calls(parent, out, kernel, work / "strace.txt") for kernel in kernels()},
     }
     clean(out)
-    asked.json.write_text(json.dumps(facts, indent=1) + "\n")
-    print(json.dumps(facts, indent=1))
+    tell(facts, asked.json)
     return 0
 
 

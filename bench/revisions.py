@@ -7,7 +7,6 @@ Each revision is checked out into a folder of its own and run from there, by thi
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -17,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from bench.build import build_command, clean, in_turns, kernels, machine, toy, warm
+from bench.build import build_command, clean, in_turns, kernels, machine, options, tell, toy, warm
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = [[f"--kernel={kernel}", *more] for kernel in kernels() for more in ([], ["--no-sha256"])]
@@ -46,16 +45,10 @@ def seconds(tree: Path, parent: Path, out: Path, settings: list[str]) -> float:
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    options.add_argument("revisions", nargs="+")
-    options.add_argument("--rounds", type=int, default=5)
-    options.add_argument("--work", type=Path, default=Path("build/bench"))
-    options.add_argument("--json", type=Path, default=Path("build/bench/revisions.json"))
-    asked = options.parse_args()
-    work = asked.work.absolute()
-    work.mkdir(parents=True, exist_ok=True)
+    parser = options(__doc__, "revisions.json")
+    parser.add_argument("revisions", nargs="+")
+    asked = parser.parse_args()
+    work = asked.work
     parent, out = toy(work, "small"), work / "out"
     trees = {revision: work / f"tree-{revision}" for revision in asked.revisions}
     contenders: dict[str, Callable[[], float]] = {}
@@ -78,8 +71,7 @@ def main() -> int:
     for tree in trees.values():
         git("worktree", "remove", "--force", str(tree))
     facts = {"machine": machine(), "settings": [" ".join(each) for each in SETTINGS], "rows": rows}
-    asked.json.write_text(json.dumps(facts, indent=1) + "\n")
-    print(json.dumps(facts, indent=1))
+    tell(facts, asked.json)
     return 0
 
 

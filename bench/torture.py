@@ -1,6 +1,6 @@
-"""Tries to break a build: kill -9, a full disk, signals, a second build, a restless parent, flipped bits.
+"""Tries to break a build: kill -9, a full disk, signals, a second build, a restless parent, flipped bits, many shards.
 
-    python -m bench.torture [--kills 200] [--flips 1000] [--seed 1]
+    python -m bench.torture [--kills 200] [--flips 1000] [--shards 10000] [--seed 1]
 
 Prints a line a trial kind with its counts and leaves 1 where one failed. Everything runs on the toy parent `tiny`,
 through the command that a user calls, in processes of their own.
@@ -25,6 +25,8 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
+from bench.build import BIG_RECIPE
+from pipeline.container import header_bytes, lay_out
 from verify.commands import verify
 
 INDEX = "model.safetensors.index.json"
@@ -262,6 +264,32 @@ def bit_flips(bench: Bench, count: int) -> int:
     return good
 
 
+def many_shards(bench: Bench, count: int) -> int:
+    """A parent of `count` shards is built and judged by processes that may open 128 files; counts the shards made."""
+    parent, out, recipe = bench.work / "many", bench.work / "many-out", bench.work / "many.toml"
+    parent.mkdir()
+    weight_map = {}
+    for number in range(count):
+        file, name = f"model-{number + 1:05d}-of-{count:05d}.safetensors", f"layers.{number}.weight"
+        header = lay_out([(name, "BF16", (128, 128))], file, {"format": "pt"})
+        weights = (0x3F80 + number % 128).to_bytes(2, "little") * (128 * 128)
+        (parent / file).write_bytes(header_bytes(header) + weights)
+        weight_map[name] = file
+    (parent / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    (parent / "config.json").write_text("{}")
+    recipe.write_text(
+        BIG_RECIPE.replace("lm_head.weight", "layers.*.weight").replace("expect = 1", f"expect = {count}")
+    )
+    few = ["sh", "-c", 'ulimit -n 128; "$@"', "sh"]
+    command = shardmill("build", "-c", str(recipe), "--parent", str(parent), "--out", str(out))
+    for asked in (command, shardmill("verify", "integrity", str(out))):
+        done = run([*few, *asked])
+        if done.returncode:
+            print(f"  {asked[3]}: exit {done.returncode}: {(done.stderr or done.stdout)[-300:]}")
+            return 0
+    return len(list(out.glob("model-*.safetensors")))
+
+
 def _flip(path: Path, place: int, bits: int) -> None:
     with path.open("r+b") as file:
         file.seek(place)
@@ -276,6 +304,7 @@ def main() -> int:
     )
     options.add_argument("--kills", type=int, default=200)
     options.add_argument("--flips", type=int, default=1000)
+    options.add_argument("--shards", type=int, default=10_000)
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--only", default="", help="the trials whose name holds this")
     asked = options.parse_args()
@@ -294,6 +323,7 @@ def main() -> int:
         ("two builds in one folder", few, two_builds),
         ("a parent that changes meanwhile", few, restless_parent),
         ("bit flips found by integrity", asked.flips, bit_flips),
+        ("shards of one parent", asked.shards, many_shards),
     ]
     if os.geteuid() == 0:
         trials.insert(3, ("a full disk (tmpfs)", few, full_disk))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from pipeline import schedule
 from pipeline.errors import BuildError
-from tests.pipeline.parents import SCALES, SHARDS, build, published
+from tests.pipeline.parents import SCALES, SHARDS, Tensor, build, micro_tensors, published, write_parent
 
 
 def test_the_next_shard_is_filled_while_the_last_one_goes_to_the_disk(
@@ -179,3 +180,20 @@ def test_advice_that_the_system_refuses_stops_no_build(
     monkeypatch.setattr("pipeline.shardio.os.posix_fadvise", refuse)
     build(parent, tmp_path / "out")
     assert published(tmp_path / "out") == reference
+
+
+def test_open_files_do_not_grow_with_the_number_of_shards(tmp_path: Path) -> None:
+    """300 shards, while this process may open 40 files more than it has."""
+    files: dict[str, dict[str, Tensor]] = {
+        f"model-{n:05d}-of-00300.safetensors": {f"model.layers.{n + 100}.norm.weight": ("U8", (4,), bytes(4))}
+        for n in range(300)
+    }
+    parent = write_parent(tmp_path / "parent", {**micro_tensors(), **files})
+    open_now = len(list(Path("/proc/self/fd").iterdir()))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_now + 40, hard))
+    try:
+        summary = build(parent, tmp_path / "out", workers=4)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(summary.made) == len(SHARDS) + 1 + 300

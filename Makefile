@@ -10,10 +10,10 @@ READY     := $(VENV)/.ready
 TOY       := build/toy-parent
 
 .DEFAULT_GOAL := help
-.PHONY: report report-shots fuzz mutants help setup plan explain checkpoint verify test bench bench-large bench-profile bench-revisions bench-peers real torture lint clean vllm-test loaders-test serving-wheel gpu-test gpu-bench
+.PHONY: report report-shots fuzz mutants help setup plan explain checkpoint verify test bench bench-large bench-profile bench-revisions bench-peers real torture lint clean vllm-test loaders-test serving-wheel gpu-test gpu-bench accept-real
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  PARENT=dir OUT=dir CONFIG=pipeline.toml WORKERS=2 set what they work on."
 
 setup: $(READY) ## make .venv with the pipeline and the test tools
@@ -34,7 +34,7 @@ parent-ready: $(TOY)/model.safetensors.index.json  # written last
 else
 parent := $(PARENT)
 parent-ready:
-	@test -d "$(PARENT)" || { echo "PARENT=$(PARENT) is not a folder; give the parent checkpoint's folder."; exit 2; }
+	@case "$(PARENT)" in hf://*) ;; *) test -d "$(PARENT)";; esac || { echo "PARENT=$(PARENT) is not a folder; give the parent checkpoint's folder, or hf://org/repo@revision."; exit 2; }
 endif
 .PHONY: parent-ready
 
@@ -169,9 +169,9 @@ gpu-test: ## exactness of the kernels on this machine's GPU; plain python3 with 
 gpu-bench: ## the kernels' figures on this machine's GPU; plain python3 with torch and triton, no setup
 	$(PYTHON) -m tests.kernels_gpu bench
 
-lint: $(READY) ## style and types
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[lint]'
+lint: $(READY) ## style and types, those of torch and the report included
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[lint,torch,report]'
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
-clean: ## remove what the targets made (not .venv)
-	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean: ## remove what the targets made, build/checkpoint too (not the .venv folders)
+	rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

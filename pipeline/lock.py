@@ -22,6 +22,9 @@ from pipeline.shardio import CHUNK_BYTES, Buffers, Source
 from pipeline.types import CONFIG_FILE, INDEX_FILE, Header, Parent
 
 LOCK_FORMAT = "shardmill/lock/1"
+_NOT_PINNED = (
+    "give the parent that was pinned with --parent, fetch the file again, or pin this one (`shardmill pin`)"
+)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -151,16 +154,17 @@ def hold(lock: Lock, parent: Parent, repository: str | None, revision: str | Non
     names = _locked_names(parent)
     if differing := sorted(names ^ set(lock.files)):
         held = "the lock does not have it" if differing[0] in names else "the parent does not have it"
-        raise CheckpointError(f"{differing[0]}: {held}; this is not the parent that was pinned")
+        raise CheckpointError(f"{parent.folder / differing[0]}: {held}; {_NOT_PINNED}")
     for name in sorted(names):
-        size, locked = (parent.folder / name).stat().st_size, lock.files[name]
+        path, locked = parent.folder / name, lock.files[name]
+        size = path.stat().st_size
         if size != locked.bytes:
-            raise CheckpointError(f"{name}: has {size} bytes, the pinned one {locked.bytes}; fetch it again")
-        if (name not in shards or paranoid) and _read_file(
-            parent.folder / name, None
-        ).sha256 != locked.sha256:
             raise CheckpointError(
-                f"{name}: its sha256 is not the pinned one ({locked.sha256}); fetch it again"
+                f"{path}: has {size:,} bytes, the pinned one {locked.bytes:,}; {_NOT_PINNED}"
+            )
+        if (name not in shards or paranoid) and _read_file(path, None).sha256 != locked.sha256:
+            raise CheckpointError(
+                f"{path}: its sha256 is not the pinned one ({locked.sha256}); {_NOT_PINNED}"
             )
 
 
@@ -173,7 +177,7 @@ def holds_tensors(lock: Lock, shard: str, digests: Mapping[str, str]) -> bool:
     if pinned is None:
         return False
     if tensors_digest(digests) != pinned:
-        raise CheckpointError(f"{shard}: its tensors are not those that were pinned; fetch it again")
+        raise CheckpointError(f"{shard}: its tensors are not those that were pinned; {_NOT_PINNED}")
     return True
 
 

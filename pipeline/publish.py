@@ -25,6 +25,7 @@ from pipeline.manifest.records import (
 )
 from pipeline.manifest.store import Seen, Store
 from pipeline.shardio import CHUNK_BYTES, Sink, Source
+from pipeline.stages.index import index_bytes
 from pipeline.types import CONFIG_FILE, INDEX_FILE, README_FILE, SINGLE_FILE, Header, Parent, ShardPlan, Stat
 
 _NOT_COUNTS = frozenset({"family", "recipe", "block"})
@@ -73,9 +74,27 @@ def publish(
     return written
 
 
-def _stage_if_new(store: Store, name: str, data: bytes) -> list[str]:
+def stale_beside_shards(prepared: Prepared, store: Store, settings: Settings) -> list[str]:
+    """The files beside the shards that a build would write anew: config, README, index, and what is carried."""
+    plan, before = prepared.plan, store.manifest()
+    small = {CONFIG_FILE: plan.config, README_FILE: plan.readme}
+    if not plan.single:
+        small[INDEX_FILE] = index_bytes(plan.weight_map, plan.tensor_bytes)
+    carried = [
+        name
+        for name in plan.carried
+        if _carried_before(prepared.parent, name, store, settings, before) is None
+    ]
+    return [name for name, data in small.items() if not _is_published(store, name, data)] + carried
+
+
+def _is_published(store: Store, name: str, data: bytes) -> bool:
     published = store.out / name
-    if published.exists() and published.stat().st_size == len(data) and published.read_bytes() == data:
+    return published.is_file() and published.stat().st_size == len(data) and published.read_bytes() == data
+
+
+def _stage_if_new(store: Store, name: str, data: bytes) -> list[str]:
+    if _is_published(store, name, data):
         return []
     store.stage(name, data)
     return [name]
@@ -93,15 +112,9 @@ def _carry(
     parent: Parent, name: str, store: Store, settings: Settings, before: Manifest | None
 ) -> tuple[FileRecord, list[str]]:
     """The record of a file that is passed on as it is, and its name if it had to be copied."""
-    source, published, stat = parent.folder / name, store.out / name, parent.stats[name]
-    record = before.files.get(name) if before else None
-    seen = Seen() if settings.paranoid else store.seen()
-    if record and published.is_file():
-        same_source = tuple(seen.parent.get(name, ())) == stat or _sha256(source) == record.sha256
-        same_output = tuple(seen.output.get(name, ())) == file_stat(published)
-        if same_source and (same_output or _sha256(published) == record.sha256):
-            return record, []
-    staged = store.staging / name
+    if record := _carried_before(parent, name, store, settings, before):
+        return record, []
+    source, staged, stat = parent.folder / name, store.staging / name, parent.stats[name]
     staged.parent.mkdir(parents=True, exist_ok=True)
     staged.unlink(missing_ok=True)
     digest, buffer = hashlib.sha256(), memoryview(bytearray(CHUNK_BYTES))
@@ -110,6 +123,20 @@ def _carry(
             sink.write(chunk, offset)
             digest.update(chunk)
     return FileRecord(stat[0], digest.hexdigest()), [name]
+
+
+def _carried_before(
+    parent: Parent, name: str, store: Store, settings: Settings, before: Manifest | None
+) -> FileRecord | None:
+    """The record of a carried file that is in place already, the parent's own bytes."""
+    source, published = parent.folder / name, store.out / name
+    record = before.files.get(name) if before else None
+    if record is None or not published.is_file():
+        return None
+    seen = Seen() if settings.paranoid else store.seen()
+    same_source = tuple(seen.parent.get(name, ())) == parent.stats[name] or _sha256(source) == record.sha256
+    same_output = tuple(seen.output.get(name, ())) == file_stat(published)
+    return record if same_source and (same_output or _sha256(published) == record.sha256) else None
 
 
 def _digested(receipt: Receipt, folder: Path, settings: Settings) -> Receipt:

@@ -19,10 +19,10 @@ from pipeline.errors import BuildError, PlanError, RecipeError
 from pipeline.job import Checkpoint, Prepared, Settings, Watch
 from pipeline.lock import Lock, hold
 from pipeline.make import Input, ShardTask
-from pipeline.manifest.records import Receipt
+from pipeline.manifest.records import MANIFEST_FILE, Receipt
 from pipeline.manifest.store import Seen, Store
 from pipeline.plan import make_plan
-from pipeline.publish import publish
+from pipeline.publish import publish, stale_beside_shards
 from pipeline.recipe import Recipe
 from pipeline.remote import other_commit
 from pipeline.schedule import in_threads, on_cluster
@@ -74,12 +74,18 @@ def explain(
     prepared: Prepared, out: Path, settings: Settings, tell: Callable[[str], None]
 ) -> tuple[Verdict, ...]:
     """What a build would make now, and why; writes nothing."""
+    refuse_out(prepared.parent.folder, out)
     store = Store(out)
     plan, parent = prepared.plan, prepared.parent
     verdicts = judge(plan, parent, out, store.manifest(), _believed(store, settings), tell)
     stale = {verdict.file for verdict in verdicts if verdict.reason}
     staged = _resumable([shard for shard in plan.shards if shard.file in stale], parent, store)
     return tuple(replace(verdict, staged=verdict.file in staged) for verdict in verdicts)
+
+
+def explain_beside_shards(prepared: Prepared, out: Path, settings: Settings) -> list[str]:
+    """The other files that a build would write anew now; the manifest comes with any change."""
+    return stale_beside_shards(prepared, Store(out), settings)
 
 
 def build(
@@ -95,12 +101,8 @@ def build(
     Raises BuildError or CheckpointError, the earlier checkpoint in `out` untouched; built again, it goes on
     where it stopped.
     """
-    _refuse_place(prepared.parent.folder, out)
+    refuse_out(prepared.parent.folder, out)
     store = Store(out)
-    if foreign := store.foreign_files():
-        raise BuildError(
-            f"{out}: holds {foreign[0]} ({len(foreign)} entries) and no manifest of shardmill's; choose an empty --out"
-        )
     store.open()
     try:
         with FileLock(store.lock, timeout=0):
@@ -134,6 +136,10 @@ def _build(
     begin(sum(input_bytes(parent, shard) for shard in todo))
     made = _make(todo, prepared, store, settings, watch)
     receipts = {**finished, **{receipt.file: receipt for receipt in made}}
+    if manifest and (gone := sorted(set(manifest.shards) - {shard.file for shard in plan.shards})):
+        tell(
+            f"replaces another checkpoint: {gone[0]} goes ({len(gone)} of its {len(manifest.shards)} shards)"
+        )
     written = publish(prepared, store, settings, manifest, receipts)
     store.remember(replace(store.seen(), world=world(prepared.inputs, store, settings)))
     return Summary(
@@ -155,7 +161,8 @@ def _believed(store: Store, settings: Settings) -> Seen:
     return Seen() if settings.paranoid else store.seen()
 
 
-def _refuse_place(parent: Path, out: Path) -> None:
+def refuse_out(parent: Path, out: Path) -> None:
+    """Raises BuildError where `out` is no place for a build from `parent`."""
     one, other = parent.resolve(), out.resolve()
     if one == other:
         raise BuildError(
@@ -163,6 +170,16 @@ def _refuse_place(parent: Path, out: Path) -> None:
         )
     if one.is_relative_to(other) or other.is_relative_to(one):
         raise BuildError(f"{out}: and the parent {parent} lie one inside the other; choose another --out")
+    for above in other.parents:
+        if (above / MANIFEST_FILE).exists():
+            raise BuildError(
+                f"{out}: lies in the checkpoint {above}, which it would spoil; choose another --out"
+            )
+    if foreign := Store(out).foreign_files():
+        raise BuildError(
+            f"{out}: holds {foreign[0]} (of {len(foreign)} entries) and no manifest of shardmill's; "
+            f"choose an empty --out"
+        )
 
 
 def _refuse_full_disk(todo: Sequence[ShardPlan], parent: Parent, out: Path, settings: Settings) -> None:

@@ -65,13 +65,13 @@ def _reason(
         return f"it is missing from {out}"
     for source in sources:
         if _stat(seen.parent, source.shard) != parent.stats[source.shard]:
-            tell(f"reading the parent's {source.shard}: its stat is not the one seen last")
+            tell(f"reading the parent's {source.shard}: its size or times are not those seen last")
             found = _digests(parent.path(source.shard), source)
             before = {name: manifest.input_digest(shard.file, name) for name in found}
             if changed := [name for name in found if before[name] not in (found[name], None)]:
                 return f"the parent's {source.shard} changed: {_and_more(changed)}"
     if _stat(seen.output, shard.file) != file_stat(output):
-        tell(f"reading {output}: its stat is not the one seen last")
+        tell(f"reading {output}: its size or times are not those seen last")
         if output.stat().st_size != shard.header.file_bytes:
             return f"it has {output.stat().st_size} bytes in {out} where {shard.header.file_bytes} were built"
         if not _holds(output, shard.header, manifest.shards[shard.file].tensors):

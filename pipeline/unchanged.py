@@ -27,7 +27,7 @@ def is_unchanged(recipe: Recipe, folder: Path, out: Path, settings: Settings, lo
     """Whether a build of `recipe` from `folder` into `out` would find everything as the last one left it."""
     store = Store(out)
     noted = store.seen().world
-    if settings.paranoid or not noted or store.commit_is_pending():
+    if settings.paranoid or not noted or store.commit_is_pending() or store.holds_leftovers():
         return False
     try:
         return noted == world(plan_inputs(recipe, folder, lock), store, settings)

@@ -23,7 +23,7 @@ def entry_faults(checkpoint: Checkpoint, linears: Mapping[str, Linear]) -> Itera
                 "a quantization_config",
                 f"none, {len(codes):,} quantised modules",
             )
-        elif codes and checkpoint.index is not None and not checkpoint.config:
+        elif codes and checkpoint.index is not None and CONFIG not in checkpoint.files:
             yield Finding("no-config", CONFIG, "", "config.json", f"none, {len(codes):,} quantised modules")
         return
     declared, findings = declaration(checkpoint.quantisation)

@@ -70,7 +70,8 @@ def _open(source: Source, report: Report) -> Opened:
     if checkpoint.config:
         report.checks("config")
     else:
-        report.leaves_out("config", "there is no config.json")
+        absent = "config.json" not in checkpoint.files
+        report.leaves_out("config", "there is no config.json" if absent else "config.json cannot be used")
     if checkpoint.manifest is not None:
         report.add(*_manifest_faults(checkpoint, checkpoint.manifest))
     elif MANIFEST in checkpoint.files:

@@ -20,7 +20,7 @@ from pipeline.commands.options import (
     recipe_option,
     tell,
 )
-from pipeline.commands.progress import human, meter
+from pipeline.commands.progress import counted, human, meter
 from pipeline.job import Settings, Watch
 from pipeline.lock import load_lock, lock_path
 from pipeline.unchanged import is_unchanged
@@ -107,10 +107,13 @@ def _show_summary(summary: run.Summary, out: Path, seconds: float) -> None:
         _show_nothing_to_do(out, seconds, as_json=False)
         return
     made, fresh = len(summary.made), len(summary.plan.shards) - len(summary.made)
+    if fresh:
+        for verdict in summary.made:
+            click.echo(f"{verdict.file}: {verdict.reason}")
     resumed = f" ({len(summary.resumed)} of them before a cut)" if summary.resumed else ""
     click.echo(
-        f"built {out} in {seconds:.1f} s: {made} shards made{resumed}, "
-        f"{fresh} up to date, {len(summary.files_written)} files written, {human(summary.bytes_read)} read"
+        f"built {out} in {seconds:.1f} s: {counted(made, 'shard')} made{resumed}, {fresh} up to date, "
+        f"{counted(len(summary.files_written), 'file')} written, {human(summary.bytes_read)} read"
     )
     click.echo(f"kernel: {summary.kernel}; recipe: {summary.plan.recipe}; plan key: {summary.plan.key}")
 

@@ -17,6 +17,7 @@ from pipeline.commands.options import (
     recipe_option,
     tell,
 )
+from pipeline.commands.progress import counted
 from pipeline.job import Settings
 from pipeline.stale import Verdict
 from verify.accept.bound import stale_sentences
@@ -35,19 +36,24 @@ def explain(config: Path, parent: Path, out: Path, paranoid: bool, as_json: bool
     """
     prepared = planned(config, parent, paranoid)
     verdicts = run.explain(prepared, out, Settings(paranoid=paranoid), tell)
+    others = run.explain_beside_shards(prepared, out, Settings(paranoid=paranoid))
     stale = [verdict for verdict in verdicts if verdict.reason]
-    runs = list(stale_sentences(out, will_change=bool(stale)))
+    runs = list(stale_sentences(out, will_change=bool(stale or others)))
     if as_json:
         shards = {verdict.file: verdict.reason for verdict in verdicts}
         staged_files = [verdict.file for verdict in verdicts if verdict.staged]
-        click.echo(json.dumps({"shards": shards, "staged": staged_files, "accept_runs": runs}))
+        facts = {"shards": shards, "staged": staged_files, "others": others, "accept_runs": runs}
+        click.echo(json.dumps(facts))
         return
     for verdict in verdicts:
         click.echo(f"{verdict.file}: {_what_becomes_of(verdict)}")
+    for name in others:
+        click.echo(f"{name}: will be written")
     staged = sum(verdict.staged for verdict in stale)
-    made = f", {staged} made before are still to be published" if staged else ""
     click.echo(
-        f"{len(stale) - staged} of {len(verdicts)} shards will be made{made}; the others are up to date"
+        f"{len(stale) - staged} of {counted(len(verdicts), 'shard')} will be made"
+        + (f", {staged} made before will be published" if staged else "")
+        + (", the others are up to date" if len(stale) < len(verdicts) else "")
     )
     for sentence in runs:
         click.echo(sentence)
@@ -57,5 +63,5 @@ def _what_becomes_of(verdict: Verdict) -> str:
     if verdict.reason is None:
         return "is up to date"
     if verdict.staged:
-        return f"is made and still to be published: {verdict.reason}"
+        return "is made and will be published"
     return f"will be made: {verdict.reason}"

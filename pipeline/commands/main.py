@@ -130,7 +130,8 @@ def _terminated(signum: int, frame: FrameType | None) -> None:
 
 def _stopped(how: str, code: int) -> int:
     _ignore_signals()
-    click.echo(f"{how}; the same command goes on where it stopped", err=True)
+    resumable = sys.argv[1:2] == ["build"]
+    click.echo(how + ("; the same command goes on where it stopped" if resumable else ""), err=True)
     return code
 
 

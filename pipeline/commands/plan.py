@@ -18,6 +18,7 @@ from pipeline.commands.progress import human
 from pipeline.job import Prepared
 from pipeline.plan import plan_json
 from pipeline.probe import Probed, probe
+from pipeline.run import refuse_out
 
 
 @click.command()
@@ -36,6 +37,8 @@ def plan(config: Path, parent: Path, out: Path | None, probing: bool, as_json: b
     Example: shardmill plan -c pipeline.toml --parent /data/parent --out /data/out
     """
     prepared = planned(config, parent)
+    if out is not None:
+        refuse_out(parent, out)
     facts = plan_json(prepared.plan, prepared.parent)
     if out is not None:
         facts["disk"] = {"needed": prepared.plan.file_bytes, "free": _free(out)}

@@ -89,6 +89,11 @@ class _Lines:
             click.echo(line, err=True)
 
 
+def counted(count: int, what: str) -> str:
+    """1, "shard" -> '1 shard'; 2650, "tensor" -> '2,650 tensors'."""
+    return f"{count:,} {what}" + ("" if count == 1 else "s")
+
+
 def human(count: int) -> str:
     """Bytes for people: 1536 -> '1.5 KiB'."""
     value = float(count)

@@ -113,6 +113,10 @@ class Store:
             return None
         return receipt if whole and receipt.key == key else None
 
+    def holds_leftovers(self) -> bool:
+        """Whether a build that was cut has left something in the staging folder."""
+        return self.staging.is_dir() and any(self.staging.iterdir())
+
     def sweep(self, keep: Iterable[str]) -> None:
         """Removes whatever lies in the staging folder but the complete shards named in `keep`."""
         kept = set(keep)

@@ -49,3 +49,11 @@ def test_a_total_size_that_is_another_releases_file_sizes_is_a_finding(
     )
     (tmp_path / INDEX).write_text(json.dumps(index))
     assert [finding.slug for finding in ask("integrity", tmp_path).findings] == ["total-size"]
+
+
+def test_a_config_that_cannot_be_read_is_not_called_absent(published: Model, tmp_path: Path) -> None:
+    published.write(tmp_path)
+    (tmp_path / "config.json").write_text("{ x")
+    report = ask("integrity", tmp_path)
+    assert [finding.slug for finding in report.findings] == ["config-json"]
+    assert report.not_checked["config"] == "config.json cannot be used"

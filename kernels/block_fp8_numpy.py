@@ -129,6 +129,8 @@ class Chunk:
         self._floor = np.repeat(_LOWEST_EXPONENT, elements)  # an array: maximum is slow with a scalar
         self._shifted = np.empty(elements, np.uint32)
         self._signs = np.empty(elements, np.uint8)
+        self._squares: NDArray[np.float64] = np.empty(0)  # made where errors are asked for
+        self._units: NDArray[np.int64] = np.empty(0, np.int64)
 
     def codes(self, source: NDArray[Any], out: U8) -> None:
         """out u8 [n] = E4M3 code of source [n] / divisors[:n], sign kept."""
@@ -161,15 +163,26 @@ class Chunk:
         np.not_equal(bits, shifted, out=out.view(np.bool_))
 
     def squared_errors(self, source: NDArray[Any]) -> NDArray[np.int64]:
-        """(quotient - code's value)^2 in units of 2^-30, i64 [n]."""
-        values, anchors = self._quotients(source), self._anchors[: source.size]
-        quotients = values.copy()
-        round_to_e4m3(values, anchors, self._floor[: source.size])
+        """(quotient - code's value)^2 in units of 2^-30, i64 [n], until the next call."""
+        n = source.size
+        if self._squares.size < n:
+            self._squares, self._units = np.empty(n, np.float64), np.empty(n, np.int64)
+        values, anchors, squares, units = (
+            self._quotients(source),
+            self._anchors[:n],
+            self._squares[:n],
+            self._units[:n],
+        )
+        quotients = units.view(np.float32)[:n]
+        np.copyto(quotients, values)
+        round_to_e4m3(values, anchors, self._floor[:n])
         np.subtract(values, anchors.view(np.float32), out=values)
         np.subtract(values, quotients, out=values)
-        squares = np.multiply(values, values, dtype=np.float64)
+        np.multiply(values, values, out=squares, dtype=np.float64)
         np.multiply(squares, ERROR_UNITS, out=squares)
-        return np.add(squares, 0.5, out=squares).astype(np.int64)
+        np.add(squares, 0.5, out=squares)
+        np.copyto(units, squares, casting="unsafe")
+        return units
 
     def _quotients(self, source: NDArray[Any]) -> F32:
         """|source| / divisors, f32 [n], in the buffer of magnitudes."""

@@ -89,8 +89,9 @@ def main() -> NoReturn:
 
 def answer() -> int:
     """Runs `shardmill`. Exit codes: 0 done, 1 findings or failure, 2 usage, 130 interrupted, 143 terminated."""
-    # A plan is a million small objects without a cycle; looking for one at every 700th costs a quarter of its time.
-    gc.set_threshold(100_000, 50, 100)
+    # Plans and compilers are millions of small objects without a cycle; looking for one at every 700th costs a quarter
+    # of their time.
+    gc.set_threshold(1_000_000, 50, 100)
     signal.signal(signal.SIGTERM, _terminated)
     try:
         code = shardmill(standalone_mode=False)  # click returns the code of `ctx.exit` here

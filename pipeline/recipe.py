@@ -11,6 +11,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -326,6 +327,16 @@ def _by_name(families: list[Any], origin: _Origin) -> dict[Any, tuple[Any, _Orig
     return found
 
 
+_TABLES: Mapping[str | int, type[BaseModel]] = {
+    "parent": Parent,
+    "output": Output,
+    "family": Family,
+    "fused": Fused,
+    "parallel": Parallel,
+    "alias": Alias,
+}
+
+
 def _problem(
     fault: Any, origins: Mapping[str, _Origin], of_families: Sequence[_Origin], whole: _Origin
 ) -> str:
@@ -336,19 +347,40 @@ def _problem(
         origin = of_families[place[1]]
         written = ("family", origin.number, *place[2:])
     if fault["type"] == "extra_forbidden":
-        message = f"the key {place[-1]!r} is not known; remove it or correct its spelling"
+        message = (
+            f"the key {place[-1]!r} is not known{_nearest_key(place)}; remove it or correct its spelling"
+        )
     elif fault["type"] == "missing":
         message = f"the key {place[-1]!r} is missing" if isinstance(place[-1], str) else "has too few entries"
     elif fault["type"] == "too_long":
         message = "has too many entries"
+    elif isinstance(fault["input"], str | int | float) and fault["type"] != "value_error":
+        message = f"{message}, not {fault['input']!r}"
     message = message.replace("Input should be", "should be").replace("valid tuple", "list")
     return _told(origin, written, message)
 
 
 def _told(origin: _Origin, place: tuple[str | int, ...], message: str) -> str:
     line = _line_of(origin.text, place)
-    where = ".".join(map(str, place))
+    where = _spelled(origin.text, place)
     return f"{origin.path}{f':{line}' if line else ''}: {where + ': ' if where else ''}{message}"
+
+
+def _spelled(text: str, place: tuple[str | int, ...]) -> str:
+    """("output", "profile") -> `output.profile`; ("family", 0, "block") -> `family 'attention': block`, by its name."""
+    if len(place) > 1 and isinstance(place[1], int):
+        tables = tomllib.loads(text).get(str(place[0]))
+        table = tables[place[1]] if isinstance(tables, list) and place[1] < len(tables) else {}
+        if isinstance(table, dict) and isinstance(name := table.get("name"), str):
+            return ": ".join([f"{place[0]} {name!r}", ".".join(map(str, place[2:]))]).removesuffix(": ")
+    return ".".join(map(str, place))
+
+
+def _nearest_key(place: tuple[str | int, ...]) -> str:
+    """A hint at the key of the same table that an unknown one is most like, where there is one."""
+    table = _TABLES.get(place[0], Recipe) if len(place) > 1 else Recipe
+    close = get_close_matches(str(place[-1]), table.model_fields, n=1)
+    return f" (do you mean {close[0]!r}?)" if close else ""
 
 
 def _line_of(text: str, place: tuple[str | int, ...]) -> int | None:

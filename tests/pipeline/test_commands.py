@@ -287,7 +287,8 @@ def test_a_recipe_fault_is_usage_and_a_plan_fault_is_a_failure(
     recipe = places[1]
     recipe.write_text(RECIPE.replace("expect", "expekt", 1))
     code, _, err = shardmill("plan", *places)
-    assert (code, f"{recipe}:24: family.0.expekt: the key 'expekt' is not known" in err) == (2, True)
+    told = f"{recipe}:24: family 'attention': expekt: the key 'expekt' is not known (do you mean 'expect'?)"
+    assert (code, told in err) == (2, True)
     recipe.write_text(RECIPE.replace("expect = 4", "expect = 5"))
     code, _, err = shardmill("plan", *places)
     assert (code, "expects 5 tensors, the parent has 4" in err) == (1, True)

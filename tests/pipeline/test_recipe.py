@@ -55,9 +55,9 @@ def test_all_problems_are_told_at_once_each_with_its_line(tmp_path: Path) -> Non
     path = tmp_path / "pipeline.toml"
     assert len(found) == 4
     expected = {
-        f"{path}:{line(text, 'tensor_paralel')}: output.tensor_paralel: the key 'tensor_paralel' is not known",
-        f"{path}:{line(text, '[[family]]', 4)}: family.3: a family with action 'keep' needs `reason`",
-        f"{path}:{line(text, 'expect', 2)}: family.1.expect: ",
+        f"{path}:{line(text, 'tensor_paralel')}: output.tensor_paralel: the key 'tensor_paralel' is not known (do",
+        f"{path}:{line(text, '[[family]]', 4)}: family 'norms': a family with action 'keep' needs `reason`",
+        f"{path}:{line(text, 'expect', 2)}: family 'mlp': expect: should be a valid integer, not '2'",
         f"{path}:{line(text, 'revision')}: parent.revision: ",
     }
     for start in expected:

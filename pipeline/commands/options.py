@@ -27,7 +27,10 @@ parent_option = click.option(
     help="Folder of the parent checkpoint, or hf://org/repo@revision.",
 )
 out_option = click.option(
-    "--out", type=click.Path(path_type=Path), required=True, help="Folder that the checkpoint is built in."
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    help="Folder that the checkpoint is built in.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 paranoid_option = click.option(

@@ -25,7 +25,9 @@ from pipeline.run import refuse_out
 @recipe_option
 @parent_option
 @click.option(
-    "--out", type=click.Path(path_type=Path), help="Folder that a build would write; for the free disk."
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder that a build would write; for the free disk, and whether it is a place for one.",
 )
 @click.option(
     "--probe", "probing", is_flag=True, help="Sample blocks: which families are copies of native FP8?"

@@ -2,7 +2,8 @@
 
     python -m bench.revisions REVISION... [--rounds 5] [--work DIR] [--json FILE]
 
-Each revision is checked out into a folder of its own and run from there, by this interpreter.
+Each revision is checked out into a folder of its own and run from there, by this interpreter and with what is installed
+for it: an old revision may want more.
 """
 
 from __future__ import annotations

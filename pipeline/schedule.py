@@ -53,9 +53,8 @@ def in_threads(tasks: Mapping[str, ShardTask], workers: int, watch: Watch) -> di
         pool.shutdown(wait=False, cancel_futures=True)
         raise
     pool.shutdown()
-    failures = [failure for thread in threads if (failure := thread.exception())]
-    for failure in sorted(failures, key=lambda failure: isinstance(failure, StoppedError)):
-        raise failure
+    if failures := [failure for thread in threads if (failure := thread.exception())]:
+        raise min(failures, key=lambda failure: isinstance(failure, StoppedError))
     if len(receipts) < len(tasks):
         raise StoppedError
     return receipts

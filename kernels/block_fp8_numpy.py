@@ -167,13 +167,9 @@ class Chunk:
         n = source.size
         if self._squares.size < n:
             self._squares, self._units = np.empty(n, np.float64), np.empty(n, np.int64)
-        values, anchors, squares, units = (
-            self._quotients(source),
-            self._anchors[:n],
-            self._squares[:n],
-            self._units[:n],
-        )
-        quotients = units.view(np.float32)[:n]
+        values, anchors = self._quotients(source), self._anchors[:n]
+        squares, units = self._squares[:n], self._units[:n]
+        quotients = units.view(np.float32)[:n]  # in the room that the result will take
         np.copyto(quotients, values)
         round_to_e4m3(values, anchors, self._floor[:n])
         np.subtract(values, anchors.view(np.float32), out=values)

@@ -40,10 +40,14 @@ class Summary:
 
     plan: Plan
     made: tuple[Verdict, ...]  # the stale shards, with the reason for each
-    resumed: tuple[str, ...]  # of those, the ones that an earlier, cut run had finished
     files_written: tuple[str, ...]  # every published file that was written anew, shards included
     bytes_read: int
     kernel: str  # that encoded weights; none where none were
+
+    @property
+    def resumed(self) -> tuple[str, ...]:
+        """Of the shards that were made, those that an earlier, cut run had finished."""
+        return tuple(verdict.file for verdict in self.made if verdict.staged)
 
 
 def prepare(recipe: Recipe, folder: Path, lock: Lock | None = None, paranoid: bool = False) -> Prepared:
@@ -145,7 +149,6 @@ def _build(
     return Summary(
         plan=plan,
         made=tuple(replace(verdict, staged=verdict.file in finished) for verdict in stale.values()),
-        resumed=tuple(finished),
         files_written=tuple(written),
         bytes_read=sum(input_bytes(parent, shard) for shard in todo),
         kernel=_kernel_name(settings, todo),

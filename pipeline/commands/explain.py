@@ -30,7 +30,7 @@ from verify.accept.bound import stale_sentences
 @paranoid_option
 @json_option
 def explain(config: Path, parent: Path, out: Path, paranoid: bool, as_json: bool) -> None:
-    """What a build would do now, with one sentence why, for each shard. Writes nothing.
+    """What a build would do now: each shard, with one sentence why, and the files beside them. Writes nothing.
 
     Example: shardmill explain -c pipeline.toml --parent /data/parent --out /data/out
     """

@@ -21,7 +21,7 @@ from pipeline.errors import RecipeError, ShardmillError
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "plan": ("pipeline.commands.plan:plan", "What a build would make, from headers alone."),
     "build": ("pipeline.commands.build:build", "Do what the plan says; go on where a cut build stopped."),
-    "explain": ("pipeline.commands.explain:explain", "What a build would do now, and why, shard by shard."),
+    "explain": ("pipeline.commands.explain:explain", "What a build would do now, and why, file by file."),
     "init": ("pipeline.commands.init:init", "Look at a checkpoint and write a recipe for it."),
     "pin": ("pipeline.commands.pin:pin", "Write the parent's lock file: size and sha256 of each file."),
     "toy-parent": (

@@ -35,6 +35,9 @@ from tests.pipeline.parents import (
     write_recipe,
 )
 
+# A shell's background job ignores SIGINT, and hands that on to its children.
+HEARS_SIGINT = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+
 Told = tuple[int, str, str]  # exit code, standard output, standard error
 
 
@@ -385,6 +388,7 @@ def test_a_signal_stops_a_build_at_once_and_the_next_one_finishes_it(
 ) -> None:
     """The build signals itself from a worker, in the middle of a shard."""
     script = (
+        f"{HEARS_SIGINT}"
         "import os, pipeline.job as job\n"
         "from pipeline.commands.main import main\n"
         f"job.Watch.done = lambda self, count: (os.kill(os.getpid(), {int(number)}), __import__('time').sleep(120))\n"
@@ -403,6 +407,7 @@ def test_a_signal_stops_a_build_at_once_and_the_next_one_finishes_it(
 def test_a_second_signal_on_the_way_out_is_not_heard(places: list[Any]) -> None:
     """Ctrl-C once more while the first one is answered: the same sentence and exit code, and at once."""
     script = (
+        f"{HEARS_SIGINT}"
         "import os, pipeline.job as job, pipeline.commands.main as commands\n"
         "interrupt = lambda: os.kill(os.getpid(), 2)\n"
         "job.Watch.done = lambda self, count: (interrupt(), __import__('time').sleep(120))\n"

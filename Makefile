@@ -58,7 +58,7 @@ report: $(READY) parent-ready ## a page on the checkpoint in OUT, in build/repor
 
 report-shots: $(READY) ## screenshots of the report's page, to be looked at (needs chromium)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[report]'
-	$(BIN)/python -m tests.report.shots build/report-shots
+	$(BIN)/python -m tests.verify.report.shots build/report-shots
 
 test: $(READY) ## the test suite
 	$(BIN)/python -m pytest --numprocesses auto
@@ -112,12 +112,12 @@ VLLM      := .venv-vllm/bin/python
 VLLM_TEST := build/vllm-test
 
 vllm-test: .venv-vllm/.ready $(VLLM_TEST)/libcuda.so.1 $(VLLM_TEST)/site ## the real vLLM 0.33.0 on the CPU: 10 GB, minutes
-	$(VLLM) -m pytest tests/vllm tests/profiles/test_vllm.py
+	$(VLLM) -m pytest tests/runtime_patch/vllm tests/pipeline/profiles/test_vllm.py
 
 LOADERS   := .venv-loaders/bin/python
 
 loaders-test: .venv-loaders/.ready ## what transformers holds of our builds, bit for bit: 2 GB, a minute
-	$(LOADERS) -m pytest tests/profiles/test_loaders.py
+	$(LOADERS) -m pytest tests/pipeline/profiles/test_loaders.py
 
 .venv-loaders/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-loaders
@@ -129,21 +129,21 @@ loaders-test: .venv-loaders/.ready ## what transformers holds of our builds, bit
 	$(VLLM) -m pip install --quiet --disable-pip-version-check --no-cache-dir vllm==0.33.0 --editable '.[test]'
 	@touch $@
 
-$(VLLM_TEST)/libcuda.so.1: tests/vllm/stub_driver.c
+$(VLLM_TEST)/libcuda.so.1: tests/runtime_patch/vllm/stub_driver.c
 	@mkdir -p $(VLLM_TEST)
 	gcc -shared -fPIC -o $@ $<
 
-$(VLLM_TEST)/site: tests/vllm/fake_platform.py
+$(VLLM_TEST)/site: tests/runtime_patch/vllm/fake_platform.py
 	@mkdir -p $@/fake_platform-0.1.dist-info
 	@printf 'Metadata-Version: 2.1\nName: fake_platform\nVersion: 0.1\n' > $@/fake_platform-0.1.dist-info/METADATA
-	@printf '[vllm.platform_plugins]\nfake = tests.vllm.fake_platform:entry\n' > $@/fake_platform-0.1.dist-info/entry_points.txt
+	@printf '[vllm.platform_plugins]\nfake = tests.runtime_patch.vllm.fake_platform:entry\n' > $@/fake_platform-0.1.dist-info/entry_points.txt
 
 ACCEPT    := .venv-accept/bin/python
 
 accept-real: $(READY) .venv-accept/.ready ## a real vLLM on the CPU serves a model and its own build; accept judges: 4 GB, minutes
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[accept]'
 	rm -rf build/accept-real
-	$(BIN)/python -m tests.accept.real build/accept-real $(CURDIR)/$(ACCEPT)
+	$(BIN)/python -m tests.verify.accept.real build/accept-real $(CURDIR)/$(ACCEPT)
 
 # The wheels of torchvision and torchaudio are built for CUDA and break the import beside a CPU torch.
 .venv-accept/.ready: pyproject.toml
@@ -154,7 +154,9 @@ accept-real: $(READY) .venv-accept/.ready ## a real vLLM on the CPU serves a mod
 
 serving-wheel: ## the wheel of the serving image: runtime_patch and kernels alone, in build/serving/dist
 	rm -rf build/serving && mkdir -p build/serving
-	cp -r runtime_patch kernels runtime_patch/pyproject.toml build/serving/
+	mkdir -p build/serving/src/shardmill
+	cp -r runtime_patch kernels src/shardmill/__init__.py build/serving/src/shardmill/
+	cp runtime_patch/pyproject.toml build/serving/
 	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/serving/dist build/serving
 
 fuzz: $(READY) ## 200,000 hostile inputs for verify's readers
@@ -164,10 +166,10 @@ mutants: $(READY) ## clean checkpoints changed in every place: verify finds all,
 	$(BIN)/python -m tests.verify.mutants
 
 gpu-test: ## exactness of the kernels on this machine's GPU; plain python3 with torch and triton, no setup
-	$(PYTHON) -m tests.kernels_gpu checks
+	PYTHONPATH=src $(PYTHON) -m tests.kernels.gpu checks
 
 gpu-bench: ## the kernels' figures on this machine's GPU; plain python3 with torch and triton, no setup
-	$(PYTHON) -m tests.kernels_gpu bench
+	PYTHONPATH=src $(PYTHON) -m tests.kernels.gpu bench
 
 lint: $(READY) ## style and types, those of torch and the report included
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[lint,torch,report]'

@@ -26,17 +26,17 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from pipeline.container import header_bytes, lay_out
-from pipeline.glm53 import cut, parent_bytes
-from pipeline.toy.sizes import SIZES, Size
-from pipeline.toy.write import INDEX_FILE, toy_headers, write_parent
+from shardmill.pipeline.container.header import header_bytes, lay_out
+from shardmill.pipeline.toy.glm53 import cut, parent_bytes
+from shardmill.pipeline.toy.sizes import SIZES, Size
+from shardmill.pipeline.toy.write import INDEX_FILE, toy_headers, write_parent
 
 RECIPE = Path(__file__).resolve().parents[1] / "pipeline.toml"
 MIB = 1 << 20
 
 
 def shardmill(*arguments: str) -> list[str]:
-    return [sys.executable, "-c", "from pipeline.commands.main import main; main()", *arguments]
+    return [sys.executable, "-c", "from shardmill.pipeline.commands.main import main; main()", *arguments]
 
 
 def build_command(parent: Path, out: Path, *more: str) -> list[str]:

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.block_fp8 import RECIPES, decode, encoder, grid, known_kernels
-from kernels.formats import f32_to_bf16
+from shardmill.kernels.block_fp8 import RECIPES, decode, encoder, grid, known_kernels
+from shardmill.kernels.formats import f32_to_bf16
 
 ROWS, COLUMNS = 8192, 4096
 STRIP_BYTES = 1 << 20

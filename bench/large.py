@@ -25,9 +25,9 @@ from bench.build import (
     options,
     tell,
 )
-from pipeline.glm53 import cut, parent_bytes
-from pipeline.run import memory_bytes
-from pipeline.toy.sizes import SIZES
+from shardmill.pipeline.run.build import memory_bytes
+from shardmill.pipeline.toy.glm53 import cut, parent_bytes
+from shardmill.pipeline.toy.sizes import SIZES
 
 SHARD_BYTES = 1_500_000_000
 EXPERT_BYTES = 76_000_000  # that one more expert in every layer adds to the parent `small`

@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 
 from bench.build import build_seconds, clean, in_turns, kernels, machine, options, tell, toy, warm
-from pipeline.recipe import load
-from pipeline.run import prepare
+from shardmill.pipeline.recipe.read import load
+from shardmill.pipeline.run.build import prepare
 
 RECIPE = Path(__file__).resolve().parents[1] / "pipeline.toml"
 

@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
 
-from kernels.block_fp8 import RECIPES, decode, encoder, grid
-from kernels.formats import F32, U8, bf16_to_f32, f32_to_bf16
+from shardmill.kernels.block_fp8 import RECIPES, decode, encoder, grid
+from shardmill.kernels.formats import F32, U8, bf16_to_f32, f32_to_bf16
 
 Block = tuple[int, int]
 SIDE = 2048

@@ -26,8 +26,8 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from bench.build import BIG_RECIPE
-from pipeline.container import header_bytes, lay_out
-from verify.commands import verify
+from shardmill.pipeline.container.header import header_bytes, lay_out
+from shardmill.verify.commands.group import verify
 
 INDEX = "model.safetensors.index.json"
 RECIPE = Path(__file__).resolve().parents[1] / "pipeline.toml"
@@ -35,7 +35,7 @@ Tree = dict[str, str]
 
 
 def shardmill(*arguments: str) -> list[str]:
-    return [sys.executable, "-c", "from pipeline.commands.main import main; main()", *arguments]
+    return [sys.executable, "-c", "from shardmill.pipeline.commands.main import main; main()", *arguments]
 
 
 def build_command(parent: Path, out: Path) -> list[str]:

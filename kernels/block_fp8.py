@@ -18,13 +18,13 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.block_fp8_numpy import NumpyRows
-from kernels.block_fp8_scales import amax_scales, ue8m0_scales
-from kernels.block_fp8_tiny import is_tiny, tiny_codes
-from kernels.formats import E4M3_MAX, E4M3_VALUES, F32, U8, U16, U32, bf16_to_f32, nearest_codes
-from kernels.mse import mse_scales
-from kernels.recover import recover_scales
-from kernels.recover_numpy import Bounds
+from shardmill.kernels.block_fp8_numpy import NumpyRows
+from shardmill.kernels.block_fp8_scales import amax_scales, ue8m0_scales
+from shardmill.kernels.block_fp8_tiny import is_tiny, tiny_codes
+from shardmill.kernels.formats import E4M3_MAX, E4M3_VALUES, F32, U8, U16, U32, bf16_to_f32, nearest_codes
+from shardmill.kernels.mse import mse_scales
+from shardmill.kernels.recover import recover_scales
+from shardmill.kernels.recover_numpy import Bounds
 
 Block = tuple[int, int]
 GROUP_BYTES: Final = (
@@ -97,7 +97,7 @@ def known_kernels() -> tuple[str, ...]:
     A numba that refuses the numpy beside it, or finds no folder where it may cache machine code, counts as none.
     """
     try:
-        importlib.import_module("kernels.block_fp8_numba")
+        importlib.import_module("shardmill.kernels.block_fp8_numba")
     except (ImportError, RuntimeError):
         return ("numpy",)
     return ("numpy", "numba")
@@ -108,7 +108,7 @@ def rows_of(kernel: str = "auto") -> Rows:
     if kernel == "auto":
         kernel = known_kernels()[-1]
     if kernel == "numba":
-        from kernels.block_fp8_numba import NumbaRows
+        from shardmill.kernels.block_fp8_numba import NumbaRows
 
         return NumbaRows()
     assert kernel == "numpy", f"no kernel is called {kernel}"

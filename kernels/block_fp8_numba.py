@@ -11,8 +11,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from kernels.formats import F32, U8, U16, U32
-from kernels.recover_numpy import Bounds
+from shardmill.kernels.formats import F32, U8, U16, U32
+from shardmill.kernels.recover_numpy import Bounds
 
 # error_model: a division must be an instruction, not a test for zero and a jump, or nothing is vectorised.
 _compiled = njit(cache=True, nogil=True, error_model="numpy")
@@ -40,14 +40,14 @@ class NumbaRows:
 
     def lossless(self, source: U16, scales: F32, block: tuple[int, int]) -> NDArray[np.bool_]:
         """Which blocks' codes, times their scale, round to the very BF16 they came from: bool [n, m]."""
-        from kernels.recover_numba import lossless
+        from shardmill.kernels.recover_numba import lossless
 
         same: NDArray[np.bool_] = lossless(source, scales, *block)
         return same
 
     def squared_errors(self, source: NDArray[Any], scales: F32, block: tuple[int, int]) -> NDArray[np.int64]:
         """Sum over each block of (quotient - code's value)^2, in units of 2^-30: i64 [n, m]."""
-        from kernels.mse_numba import squared_errors
+        from shardmill.kernels.mse_numba import squared_errors
 
         bits = self._bits(source)
         sums: NDArray[np.int64] = squared_errors(bits, scales, *block, bits.itemsize == 2)
@@ -55,7 +55,7 @@ class NumbaRows:
 
     def candidates(self, sample: U16, maxima: U32, c: int, wanted: int, bounds: Bounds) -> F32:
         """See recover.candidates."""
-        from kernels.recover_numba import candidates
+        from shardmill.kernels.recover_numba import candidates
 
         found: F32 = candidates(sample, maxima, c, wanted, *bounds)
         return found

@@ -14,8 +14,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.formats import F32, U8, U16, U32
-from kernels.recover_numpy import Bounds, candidates
+from shardmill.kernels.formats import F32, U8, U16, U32
+from shardmill.kernels.recover_numpy import Bounds, candidates
 
 Block = tuple[int, int]
 # 512 KiB of f32. Smaller chunks stay in a core's own cache, but their calls are so short that two threads spend their

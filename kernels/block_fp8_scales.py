@@ -6,8 +6,8 @@ positive and finite always. A block of zeros gets the scale 1.
 
 import numpy as np
 
-from kernels.block_fp8_tiny import mend_subnormal_scales
-from kernels.formats import E4M3_MAX, F32, U32
+from shardmill.kernels.block_fp8_tiny import mend_subnormal_scales
+from shardmill.kernels.formats import E4M3_MAX, F32, U32
 
 _MANTISSA = np.uint32(0x7FFFFF)
 _SMALLEST_UE8M0_BITS = np.uint32(1 << 22)  # 2^-127, the code 0 of UE8M0

@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.block_fp8_numpy import e4m3_codes, load_magnitudes
-from kernels.formats import E4M3_MAX, F32, U8, U32
+from shardmill.kernels.block_fp8_numpy import e4m3_codes, load_magnitudes
+from shardmill.kernels.formats import E4M3_MAX, F32, U8, U32
 
 SMALLEST_ROW_SCALE: Final = 2.0**-116
 """From this scale on, |w| subnormal gives the code 0 whether flushed or not: 2^-126 / 2^-116 is E4M3's first tie."""

@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.block_fp8 import Block, NonFinite
-from kernels.formats import E4M3_NAN_CODES, E4M3_VALUES, F32, U8, U16, bf16_to_f32, f32_to_bf16
+from shardmill.kernels.block_fp8 import Block, NonFinite
+from shardmill.kernels.formats import E4M3_NAN_CODES, E4M3_VALUES, F32, U8, U16, bf16_to_f32, f32_to_bf16
 
 CHUNK_ELEMENTS: Final = 32_768  # 256 KiB of places to look up stay in a core's second-level cache
 _NAN: Final = np.uint8(E4M3_NAN_CODES[0])

@@ -20,8 +20,8 @@ from typing import Any, Self, TypeVar
 import torch
 import triton
 
-from kernels.triton_gemm import decode_kernel, gemv_kernel, quantise_kernel, stock_kernel
-from kernels.triton_kv import has_ptx
+from shardmill.kernels.triton_gemm import decode_kernel, gemv_kernel, quantise_kernel, stock_kernel
+from shardmill.kernels.triton_kv import has_ptx
 
 CONFIGS = Path(__file__).parent / "configs"
 DECODE_TOKENS = 8  # columns of the tensor core's tile

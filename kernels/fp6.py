@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels.formats import E2M3_VALUES, E4M3_MAX
+from shardmill.kernels.formats import E2M3_VALUES, E4M3_MAX
 
 Array = npt.NDArray[Any]
 

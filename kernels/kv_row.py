@@ -22,8 +22,8 @@ from typing import Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from kernels import fp6
-from kernels.formats import E4M3_MAX, E4M3_VALUES
+from shardmill.kernels import fp6
+from shardmill.kernels.formats import E4M3_MAX, E4M3_VALUES
 
 Array = npt.NDArray[Any]
 Scales = Literal["stock", "fine"]

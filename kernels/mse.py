@@ -14,9 +14,9 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.block_fp8_scales import amax_scales
-from kernels.block_fp8_tiny import is_tiny
-from kernels.formats import F32, U32
+from shardmill.kernels.block_fp8_scales import amax_scales
+from shardmill.kernels.block_fp8_tiny import is_tiny
+from shardmill.kernels.formats import F32, U32
 
 Block = tuple[int, int]
 

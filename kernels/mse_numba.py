@@ -6,9 +6,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from kernels.block_fp8_numba import anchor_of, f32_bits, spread
-from kernels.block_fp8_numpy import ERROR_UNITS
-from kernels.formats import F32
+from shardmill.kernels.block_fp8_numba import anchor_of, f32_bits, spread
+from shardmill.kernels.block_fp8_numpy import ERROR_UNITS
+from shardmill.kernels.formats import F32
 
 _compiled = njit(cache=True, nogil=True, error_model="numpy")
 _UNITS = np.float64(ERROR_UNITS)

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.formats import E2M1_MAX, E2M1_VALUES, E4M3_MAX, E4M3_VALUES, F32, U8, nearest_codes
+from shardmill.kernels.formats import E2M1_MAX, E2M1_VALUES, E4M3_MAX, E4M3_VALUES, F32, U8, nearest_codes
 
 GROUP: Final = 16  # columns that share a scale (NVIDIA's format)
 _SMALLEST_SCALE_CODE: Final = 1  # 2^-9: no group has the scale 0, so that every scale can be divided by

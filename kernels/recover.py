@@ -28,10 +28,10 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.block_fp8_scales import amax_scales
-from kernels.block_fp8_tiny import is_tiny
-from kernels.formats import F32, U16, U32
-from kernels.recover_numpy import Bounds
+from shardmill.kernels.block_fp8_scales import amax_scales
+from shardmill.kernels.block_fp8_tiny import is_tiny
+from shardmill.kernels.formats import F32, U16, U32
+from shardmill.kernels.recover_numpy import Bounds
 
 Block = tuple[int, int]
 Flags = NDArray[np.bool_]
@@ -53,7 +53,7 @@ class Rows(Protocol):
 
 def share_exact(source: NDArray[Any], block: Block) -> tuple[int, int]:
     """How many blocks a strip [rows, C] has, and how many of them are exact. Raises block_fp8.NonFinite."""
-    from kernels.block_fp8 import encoder, grid
+    from shardmill.kernels.block_fp8 import encoder, grid
 
     codes, scales = np.empty(source.shape, np.uint8), np.empty(grid(source.shape, block), np.float32)
     counts = encoder("recover/1", block).encode(source, codes, scales)

@@ -1,4 +1,4 @@
-"""The two passes of `recover/1` over the elements, compiled by numba: what kernels.recover does, faster."""
+"""The two passes of `recover/1` over the elements, compiled by numba: what shardmill.kernels.recover does, faster."""
 
 import math
 from typing import Any
@@ -7,8 +7,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from kernels.block_fp8_numba import anchor_of, spread
-from kernels.formats import F32, U16, U32
+from shardmill.kernels.block_fp8_numba import anchor_of, spread
+from shardmill.kernels.formats import F32, U16, U32
 
 F64 = NDArray[np.float64]
 _compiled = njit(cache=True, nogil=True, error_model="numpy")

@@ -1,11 +1,11 @@
-"""Scales that explain the mantissas of a block: the search of `recover/1` in numpy. See kernels.recover."""
+"""Scales that explain the mantissas of a block: the search of `recover/1` in numpy. See shardmill.kernels.recover."""
 
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.formats import F32, U16, U32
+from shardmill.kernels.formats import F32, U16, U32
 
 U64 = NDArray[np.uint64]
 Bounds = tuple[NDArray[np.float64], NDArray[np.float64]]  # see recover.intervals

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels.kv_row import LATENT, TILES
+from shardmill.kernels.kv_row import LATENT, TILES
 
 Array = npt.NDArray[Any]
 

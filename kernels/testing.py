@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels.formats import bf16_to_f32, f32_to_bf16
-from kernels.kv_row import LATENT, TILE, TILES, RowLayout
+from shardmill.kernels.formats import bf16_to_f32, f32_to_bf16
+from shardmill.kernels.kv_row import LATENT, TILE, TILES, RowLayout
 
 Array = npt.NDArray[Any]
 

@@ -7,7 +7,7 @@ All three compute out[m, n] = sum over groups of (sum over k in the group of x[m
 import triton
 import triton.language as tl
 
-from kernels.triton_convert import e4m3_byte
+from shardmill.kernels.triton_convert import e4m3_byte
 
 
 @triton.jit

@@ -1,6 +1,6 @@
 """KV rows on the GPU: latents into paged rows, and rows back into the canonical 656-byte rows of the attention.
 
-Both directions give the bytes of kernels.kv_row, on every card and either path:
+Both directions give the bytes of shardmill.kernels.kv_row, on every card and either path:
 
 - the PTX path (NVIDIA, compute capability 8.9 and up) converts with the card's own E4M3 instructions;
 - the portable path uses integers and IEEE division alone. It is what other cards and Triton's interpreter run.
@@ -16,9 +16,9 @@ import os
 import torch
 import triton
 
-from kernels.kv_row import CANONICAL_BYTES, LATENT, RowLayout
-from kernels.triton_restage import restage_kernel
-from kernels.triton_write import write_kernel
+from shardmill.kernels.kv_row import CANONICAL_BYTES, LATENT, RowLayout
+from shardmill.kernels.triton_restage import restage_kernel
+from shardmill.kernels.triton_write import write_kernel
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
@@ -63,7 +63,7 @@ def write(
     """latents bf16 [T, 512] -> rows of the paged cache u8 [pages, page_rows, row_bytes] at slots int64 [T].
 
     Slot s < 2**31 is row s % page_rows of page s // page_rows; a negative slot is skipped. Pages may lie further apart
-    than page_rows * row_bytes. `order` int32 [512] (kernels.spread) stores column order[k] as element k.
+    than page_rows * row_bytes. `order` int32 [512] (shardmill.kernels.spread) stores column order[k] as element k.
     `ptx` forces a path (default: what the card has), `rows_per_program` the launch table's entry.
     """
     _require(

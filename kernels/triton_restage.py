@@ -3,8 +3,8 @@
 import triton
 import triton.language as tl
 
-from kernels.kv_row import CANONICAL_BYTES
-from kernels.triton_convert import join4, row_offset, unpack_e2m3
+from shardmill.kernels.kv_row import CANONICAL_BYTES
+from shardmill.kernels.triton_convert import join4, row_offset, unpack_e2m3
 
 CANONICAL_WORDS = tl.constexpr(CANONICAL_BYTES // 4)
 

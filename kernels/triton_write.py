@@ -9,8 +9,8 @@ tile outside the range of that proof, or with a NaN, divides.
 import triton
 import triton.language as tl
 
-from kernels.kv_row import CANONICAL_BYTES
-from kernels.triton_convert import join4, pack_e4m3, row_offset, split4
+from shardmill.kernels.kv_row import CANONICAL_BYTES
+from shardmill.kernels.triton_convert import join4, pack_e4m3, row_offset, split4
 
 FLT_MIN = tl.constexpr(2.0**-126)
 STOCK_EXPONENT_MIN = tl.constexpr(127 - 13)  # 2**-13 is the smallest power of two above 1e-4
@@ -79,7 +79,7 @@ def _tile_max(bits):
 
 @triton.jit
 def _scale(amax, FINE: tl.constexpr, HOW: tl.constexpr):
-    """Bits of a tile's largest magnitude -> its f32 scale by the policy (kernels.kv_row.tile_scales)."""
+    """Bits of a tile's largest magnitude -> its f32 scale by the policy (shardmill.kernels.kv_row.tile_scales)."""
     value = amax.to(tl.float32, bitcast=True)
     if not FINE:
         # amax / 448 = amax / 1.75 / 2**8: a mantissa above 1.75 takes the next power of two.

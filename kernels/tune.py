@@ -1,4 +1,4 @@
-"""Searches the parameters of the block-FP8 GEMM on the card at hand: `python -m kernels.tune --shape N,K --block 32`.
+"""Searches the block-FP8 GEMM's parameters on this card: `python -m shardmill.kernels.tune --shape N,K --block 32`.
 
 For each number of tokens every candidate is compiled (in parallel processes), its result is checked against an
 exact product, and the right ones are timed over rotated weights in CUDA graphs. Two files come out: vLLM's JSON
@@ -22,8 +22,8 @@ from typing import Any
 import torch
 import triton
 
-from kernels import block_gemm, timing
-from kernels.block_gemm import CONFIGS, Block, Decode, Gemv, Stock
+from shardmill.kernels import block_gemm, timing
+from shardmill.kernels.block_gemm import CONFIGS, Block, Decode, Gemv, Stock
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 ERROR_MAX = 2e-3  # relative to the exact product; bf16 rounding alone is 1.7e-3

@@ -12,7 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.errors import CheckpointError
+from shardmill.pipeline.errors import CheckpointError
 
 Shape = tuple[int, ...]
 # What a write, a replacement or a touch of a file changes: size, mtime_ns, inode, ctime_ns.
@@ -157,7 +157,7 @@ class QuantizeBlock:
     """
 
     block: BlockShape
-    numerics: str  # the recipe of kernels.block_fp8 that makes the bits, e.g. "amax/1"
+    numerics: str  # the recipe of shardmill.kernels.block_fp8 that makes the bits, e.g. "amax/1"
     scale_suffix: str = "_scale_inv"
 
     def outputs(self, ref: TensorRef) -> tuple[tuple[str, str, Shape, Part], ...]:

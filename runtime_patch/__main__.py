@@ -10,8 +10,12 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from runtime_patch import lanes, preflight
-from runtime_patch.errors import LaneError
+SOURCES = Path(__file__).parents[1] / "src"
+if (SOURCES / "shardmill").is_dir():  # a checkout: its own code, whatever else is installed
+    sys.path.insert(0, str(SOURCES))
+
+from shardmill.runtime_patch import lanes, preflight  # noqa: E402
+from shardmill.runtime_patch.errors import LaneError  # noqa: E402
 
 
 def run_preflight(model: str | None, lane_name: str | None, as_json: bool) -> int:

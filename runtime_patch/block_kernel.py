@@ -16,7 +16,7 @@ from vllm.model_executor.kernels.linear import TritonFp8BlockScaledMMKernel
 from vllm.model_executor.layers.quantization.utils.fp8_utils import w8a8_triton_block_scaled_mm
 from vllm.utils.torch_utils import direct_register_custom_op
 
-from runtime_patch import settings, tuned_configs
+from shardmill.runtime_patch import settings, tuned_configs
 
 
 def block_mm(
@@ -24,7 +24,7 @@ def block_mm(
 ) -> torch.Tensor:
     """A e4m3 [M, K] with As f32 [M, K/block], times B e4m3 [N, K] with Bs f32 [N/block, K/block] -> dtype [M, N]."""
     if decode_gemm_wanted():
-        from kernels import block_gemm
+        from shardmill.kernels import block_gemm
 
         M, (N, K), square = A.shape[0], B.shape, (block, block)
         if block_gemm.decodes(M, K, square, A.device):
@@ -46,7 +46,7 @@ def decode_gemm_wanted() -> bool:
 
 def _folder(N: int, K: int, block: int, device: torch.device) -> Path:
     """The folder whose decode table holds for a weight; the distribution's own where none has one."""
-    from kernels import block_gemm
+    from shardmill.kernels import block_gemm
 
     name = block_gemm.decode_config_name(N, K, (block, block), block_gemm.device_name(device))
     found = tuned_configs.find(name)

@@ -20,9 +20,9 @@ from vllm.model_executor.layers.quantization.fp8 import Fp8Config, Fp8LinearMeth
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.platforms import current_platform
 
-from runtime_patch.block_kernel import BlockGemmKernel
-from runtime_patch.block_scales import check_filled, lm_head_loader
-from runtime_patch.errors import PatchError
+from shardmill.runtime_patch.block_kernel import BlockGemmKernel
+from shardmill.runtime_patch.block_scales import check_filled, lm_head_loader
+from shardmill.runtime_patch.errors import PatchError
 
 
 @register_weight_loader_v2_supported_method

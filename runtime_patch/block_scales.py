@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from runtime_patch.errors import PatchError
+from shardmill.runtime_patch.errors import PatchError
 
 Loader = Callable[..., None]
 

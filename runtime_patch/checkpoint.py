@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime_patch.entries import BLOCK_FP8, Entries
-from runtime_patch.errors import PatchError
+from shardmill.runtime_patch.entries import BLOCK_FP8, Entries
+from shardmill.runtime_patch.errors import PatchError
 
 MANIFEST = "shardmill.manifest.json"
 MANIFEST_FORMAT = "shardmill/manifest/1"

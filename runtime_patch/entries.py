@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from runtime_patch.errors import PatchError
+from shardmill.runtime_patch.errors import PatchError
 
 BLOCK_FP8 = "FP8_BLOCK"
 BLOCKS = (32, 128)  # the block sides that a kernel exists for; blocks are square

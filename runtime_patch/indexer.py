@@ -25,9 +25,9 @@ from vllm.models.glm5next.nvidia.sparse_indexer import SparseAttnIndexerKpool
 from vllm.utils.deep_gemm import fp8_fp4_mqa_logits, mqa_logits_use_mx_scales
 from vllm.v1.worker.workspace import current_workspace_manager
 
-from kernels import torch_topk
-from runtime_patch import settings, tiling
-from runtime_patch.quant_config import serves_blocks
+from shardmill.kernels import torch_topk
+from shardmill.runtime_patch import settings, tiling
+from shardmill.runtime_patch.quant_config import serves_blocks
 
 REGISTERED = "SparseAttnIndexerKpool"
 

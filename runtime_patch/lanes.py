@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime_patch import settings
-from runtime_patch.errors import LaneError
-from runtime_patch.kv_budget import STOCK_ROW_BYTES, Budget, budget
+from shardmill.runtime_patch import settings
+from shardmill.runtime_patch.errors import LaneError
+from shardmill.runtime_patch.kv_budget import STOCK_ROW_BYTES, Budget, budget
 
 FOLDER = Path(__file__).parent / "lanes"
 STOCK = "stock"
@@ -58,7 +58,7 @@ class Lane:
     def row_bytes(self) -> int:
         if self.rung == STOCK:
             return STOCK_ROW_BYTES
-        from kernels.kv_row import RowLayout
+        from shardmill.kernels.kv_row import RowLayout
 
         return RowLayout.parse(self.rung).row_bytes
 

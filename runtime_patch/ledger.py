@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from runtime_patch.fingerprint import fingerprint
+from shardmill.runtime_patch.fingerprint import fingerprint
 
 VLLM = "0.33.0"
 

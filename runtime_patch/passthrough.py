@@ -9,14 +9,14 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from runtime_patch.quant_config import serves_blocks
+from shardmill.runtime_patch.quant_config import serves_blocks
 
 
 def wrap_mla(cls: type) -> None:
     """Glm5NextMLAAttention: its caller passes quant_config=None. A rung that its backend would ignore is refused."""
     from vllm.model_executor.layers.attention.mla_attention import MLAAttention
 
-    from runtime_patch.rows import require_compact
+    from shardmill.runtime_patch.rows import require_compact
 
     original = cls.__init__  # type: ignore[misc]
 

@@ -14,10 +14,10 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Any
 
-from runtime_patch import settings
-from runtime_patch.errors import PatchError
-from runtime_patch.fingerprint import package_root
-from runtime_patch.ledger import LEDGER, VLLM, mismatches
+from shardmill.runtime_patch import settings
+from shardmill.runtime_patch.errors import PatchError
+from shardmill.runtime_patch.fingerprint import package_root
+from shardmill.runtime_patch.ledger import LEDGER, VLLM, mismatches
 
 log = logging.getLogger("vllm.shardmill")
 
@@ -68,21 +68,23 @@ def vllm_problems() -> list[str]:
 def _mixed_precision(_: settings.Settings) -> str:
     from vllm.model_executor.layers.quantization import register_quantization_config
 
-    from runtime_patch.quant_config import MixedPrecisionConfig
+    from shardmill.runtime_patch.quant_config import MixedPrecisionConfig
 
     register_quantization_config("modelopt_mixed")(MixedPrecisionConfig)
     return "applied"
 
 
 def _block_linear(_: settings.Settings) -> str:
-    import runtime_patch.block_linear  # noqa: F401  registers itself where it is defined
+    import shardmill.runtime_patch.block_linear  # noqa: F401  registers itself where it is defined
 
     return "applied"
 
 
 def _passthrough(wrap: str, module: str, name: str) -> Callable[[settings.Settings], str]:
     def apply(_: settings.Settings) -> str:
-        getattr(import_module("runtime_patch.passthrough"), wrap)(getattr(import_module(module), name))
+        getattr(import_module("shardmill.runtime_patch.passthrough"), wrap)(
+            getattr(import_module(module), name)
+        )
         return "applied"
 
     return apply
@@ -91,7 +93,7 @@ def _passthrough(wrap: str, module: str, name: str) -> Callable[[settings.Settin
 def _tuned_configs(_: settings.Settings) -> str:
     from vllm.model_executor.layers.quantization.utils import fp8_utils
 
-    from runtime_patch import tuned_configs
+    from shardmill.runtime_patch import tuned_configs
 
     tuned_configs.wrap(fp8_utils)
     return "applied"
@@ -112,7 +114,7 @@ def _rows(member: str, backend: str) -> Callable[[settings.Settings], str]:
 def _bounded_indexer(chosen: settings.Settings) -> str:
     if chosen.indexer_bytes == 0:
         return f"not needed: {settings.INDEXER_MIB}=0"
-    from runtime_patch.indexer import register_indexer
+    from shardmill.runtime_patch.indexer import register_indexer
 
     register_indexer()
     return "applied"
@@ -134,8 +136,10 @@ APPLY: dict[str, Callable[[settings.Settings], Any]] = {
     "kda-passthrough": _passthrough("wrap_kda", f"{_GLM}.kda", "Glm5NextLinearAttention"),
     "vision-passthrough": _passthrough("wrap_vision", f"{_GLM}.multimodal", "Glm5NextVisionTransformer"),
     "tuned-configs": _tuned_configs,
-    "rows-sm120": _rows("FLASHINFER_MLA_SPARSE_SM120", "runtime_patch.rows_sm120.CompactSm120Backend"),
-    "rows-sm90": _rows("FLASHMLA_SPARSE", "runtime_patch.rows_sm90.CompactSm90Backend"),
+    "rows-sm120": _rows(
+        "FLASHINFER_MLA_SPARSE_SM120", "shardmill.runtime_patch.rows_sm120.CompactSm120Backend"
+    ),
+    "rows-sm90": _rows("FLASHMLA_SPARSE", "shardmill.runtime_patch.rows_sm90.CompactSm90Backend"),
     "bounded-indexer": _bounded_indexer,
     "environment": _environment,
 }

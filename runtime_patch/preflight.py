@@ -6,7 +6,6 @@ a warning that it would be served slower or less exactly than it could be.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,9 +13,9 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Literal
 
-from runtime_patch import checkpoint, lanes, plugin, settings, tuned_configs
-from runtime_patch.errors import LaneError, PatchError
-from runtime_patch.ledger import LEDGER, Patch
+from shardmill.runtime_patch import checkpoint, lanes, plugin, settings, tuned_configs
+from shardmill.runtime_patch.errors import LaneError, PatchError
+from shardmill.runtime_patch.ledger import LEDGER, Patch
 
 Level = Literal["error", "warning", "note"]
 
@@ -57,7 +56,6 @@ def run(model: Path | None, lane: lanes.Lane | None, environ: Mapping[str, str])
     states = tuple(_state(patch, refused) for patch in LEDGER)
     findings = [Finding("error", "plugin", refused)] if refused else []
     findings += _plugin_found(environ)
-    findings += _kernels_package()
     findings += _environment(environ)
     findings += _model(model, environ) if model else []
     findings += _tuned(lane.serve["tensor_parallel_size"] if lane else 2)
@@ -83,7 +81,9 @@ def _state(patch: Patch, refused: str | None) -> State:
 def _plugin_found(environ: Mapping[str, str]) -> Iterator[Finding]:
     """vLLM must find the entry point, and VLLM_PLUGINS must let it."""
     if not [
-        e for e in entry_points(group="vllm.general_plugins") if e.value == "runtime_patch.plugin:register"
+        e
+        for e in entry_points(group="vllm.general_plugins")
+        if e.value == "shardmill.runtime_patch.plugin:register"
     ]:
         yield Finding(
             "error", "plugin", "no installed distribution offers it to vLLM; install the runtime_patch wheel"
@@ -92,17 +92,6 @@ def _plugin_found(environ: Mapping[str, str]) -> Iterator[Finding]:
     if allowed is not None and "shardmill" not in allowed.split(","):
         yield Finding(
             "error", "VLLM_PLUGINS", f"{allowed!r} leaves the plugin out; add shardmill or unset it"
-        )
-
-
-def _kernels_package() -> Iterator[Finding]:
-    """transformers may install another package called kernels; ours must be the one that is found."""
-    spec = importlib.util.find_spec("kernels")
-    ours = Path(__file__).parents[1] / "kernels" / "__init__.py"
-    if spec is None or spec.origin is None or Path(spec.origin).resolve() != ours.resolve():
-        found = spec.origin if spec else "nothing"
-        yield Finding(
-            "error", "kernels", f"`import kernels` finds {found}, expected {ours}; pip uninstall kernels"
         )
 
 
@@ -191,7 +180,7 @@ def _card() -> str | None:
 
         if not torch.cuda.is_available():
             return None
-        from kernels.block_gemm import device_name
+        from shardmill.kernels.block_gemm import device_name
 
         return device_name(torch.device("cuda", 0))
     except (ImportError, RuntimeError):

@@ -16,9 +16,9 @@ from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBa
 from vllm.model_executor.layers.quantization.modelopt import ModelOptMixedPrecisionConfig
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
-from runtime_patch.block_linear import BlockLinearMethod
-from runtime_patch.entries import Entries
-from runtime_patch.errors import PatchError
+from shardmill.runtime_patch.block_linear import BlockLinearMethod
+from shardmill.runtime_patch.entries import Entries
+from shardmill.runtime_patch.errors import PatchError
 
 
 class MixedPrecisionConfig(ModelOptMixedPrecisionConfig):

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from kernels.kv_row import CANONICAL_BYTES, RowLayout
-from runtime_patch import settings
-from runtime_patch.errors import PatchError
+from shardmill.kernels.kv_row import CANONICAL_BYTES, RowLayout
+from shardmill.runtime_patch import settings
+from shardmill.runtime_patch.errors import PatchError
 
 PAGE_ROWS = 64  # rows of a page, as both attention kernels view the scratch and the cache
 LATENT = 512
@@ -66,7 +66,7 @@ class RowStage:
         pages: u8 [P, 64, row_bytes]; wanted: int32 [T, topk] row numbers in pages, -1 for none; scratch and places:
         workspace of `specs`. Returns u8 [T * topk / 64, 64, 656] and int32 [T, topk], -1 where wanted is.
         """
-        from kernels.triton_kv import restage_gather
+        from shardmill.kernels.triton_kv import restage_gather
 
         rows = scratch[: wanted.numel()]
         found = places[: wanted.shape[0]]
@@ -85,7 +85,7 @@ def write_rows(
     latents: torch.Tensor, cache_pages: torch.Tensor, slots: torch.Tensor, layout: RowLayout
 ) -> None:
     """bf16 latents [T, 512] into u8 [blocks, block rows, row_bytes] at slots int64 [T]; a negative slot is skipped."""
-    from kernels.triton_kv import write
+    from shardmill.kernels.triton_kv import write
 
     write(latents[: slots.numel()], cache_pages.view(torch.uint8), slots.flatten(), layout)
 

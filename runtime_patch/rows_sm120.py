@@ -16,8 +16,8 @@ from vllm.v1.attention.backends.mla.flashinfer_mla_sparse_sm120 import FlashInfe
 from vllm.v1.kv_cache_interface import AttentionSpec
 from vllm.v1.worker.workspace import current_workspace_manager
 
-from kernels.kv_row import RowLayout
-from runtime_patch import rows, settings
+from shardmill.kernels.kv_row import RowLayout
+from shardmill.runtime_patch import rows, settings
 
 NATIVE_ROW_BYTES = 528  # FlashInfer's payload of a row without rotary part
 

@@ -21,8 +21,8 @@ from vllm.v1.attention.ops.flashmla import get_mla_metadata
 from vllm.v1.kv_cache_interface import AttentionSpec
 from vllm.v1.worker.workspace import current_workspace_manager
 
-from kernels.kv_row import RowLayout
-from runtime_patch import rows, settings
+from shardmill.kernels.kv_row import RowLayout
+from shardmill.runtime_patch import rows, settings
 
 
 class CompactSm90Builder(FlashMLASparseMetadataBuilder):

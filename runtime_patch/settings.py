@@ -17,10 +17,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from runtime_patch.errors import PatchError
+from shardmill.runtime_patch.errors import PatchError
 
 if TYPE_CHECKING:
-    from kernels.kv_row import RowLayout
+    from shardmill.kernels.kv_row import RowLayout
 
 TILES = "VLLM_KVQ_TILES"
 SCALES = "VLLM_KVQ_SCALES"
@@ -53,7 +53,7 @@ class Settings:
 
     @property
     def layout(self) -> RowLayout | None:
-        from kernels.kv_row import RowLayout
+        from shardmill.kernels.kv_row import RowLayout
 
         return None if self.rung is None else RowLayout.parse(self.rung, self.scales)  # type: ignore[arg-type]
 

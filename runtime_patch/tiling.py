@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runtime_patch.errors import PatchError
+from shardmill.runtime_patch.errors import PatchError
 
 POOL_BYTES = 132  # a pool's 128 E4M3 codes and one f32 scale
 LOGIT_BYTES = 4

@@ -22,9 +22,9 @@ def file_name(rows: int, columns: int, device: str, block: int) -> str:
 
 
 def folders() -> tuple[Path, ...]:
-    import kernels
+    import shardmill.kernels
 
-    own = Path(kernels.__file__).parent / "configs"
+    own = Path(shardmill.kernels.__file__).parent / "configs"
     chosen = os.environ.get("VLLM_TUNED_CONFIG_FOLDER")
     return (Path(chosen), own) if chosen else (own,)
 

@@ -23,34 +23,35 @@ HEAVY = (
     "matplotlib",
 )
 
+# Rooms are written without `shardmill.`; those of the pipeline without its name in the second column.
 # room -> what of ours it may import | which heavy packages | why no more. `room.*` is a package with all in it.
 # The first row that a module fits holds; a room may always import itself, a stage nothing but itself.
 LADDER = """
 kernels.*           | -                | torch numba triton | it knows numbers, not models: no files, names or hashes
 pipeline.errors     | -                | - | everything stands on it
 pipeline.types      | errors           | - | planning needs no arrays: the standard library alone
-pipeline.globs      | -                | - | names are opaque strings
-pipeline.dag        | errors           | - | it orders stages and knows none of them
-pipeline.recipe     | errors types globs | - | it reads the TOML and no other file
-pipeline.container  | errors types     | - | bytes in and out: numbers are opaque
-pipeline.shardio    | errors types container remote | - | bytes at offsets, nothing else
+pipeline.recipe.*   | errors types     | - | it reads TOML and no other file; names are opaque strings
+pipeline.container.* | errors types    | huggingface_hub | bytes in and out: numbers are opaque
+pipeline.manifest.lock | errors types container manifest | - | it reads a parent's bytes, never a kernel
 pipeline.manifest.* | errors types     | - | a record is readable without what made it
-pipeline.stages     | dag stages       | - | the table names the stages and does no work
+pipeline.plan.*     | errors types recipe container.header manifest.digest | - | it is pure: it opens no file
+pipeline.stages.dag | errors           | - | it orders stages and knows none of them
+pipeline.stages     | stages           | - | the table names the stages and does no work
 pipeline.stages.*   | {stage}          | - | stages meet only in plan and run; no dask, no click
-pipeline.plan       | {plan}           | - | it is pure: it opens no file, and knows neither run nor kernels
-pipeline.profiles.* | errors types globs recipe | - | a profile declares what metadata show: it opens nothing
-pipeline.toy.*      | kernels errors types container glm53 | - | it only makes parents
-pipeline.glm53      | types            | - | names and shapes, computed
-pipeline.schedule   | kernels pipeline | dask distributed | it schedules: the only room that knows a cluster
-pipeline.commands.* | kernels pipeline verify runtime_patch | click rich torch huggingface_hub | it parses and prints
-pipeline.report.*   | kernels pipeline verify | matplotlib | it shows what pipeline and judge found
-pipeline.*          | kernels pipeline | huggingface_hub | dask stays in schedule, click in commands, the judge apart
-verify.*            | kernels.formats  | click rich torch matplotlib huggingface_hub | the judge shares no code with it
+pipeline.toy.*      | kernels errors types container | - | it only makes parents
+pipeline.run.schedule | kernels pipeline | dask distributed | it schedules: the only room that knows a cluster
+pipeline.run.*      | kernels errors types recipe container manifest plan stages | - | click stays in commands, dask in schedule
+pipeline.init.*     | errors types recipe container plan stages | - | it drafts a recipe and builds nothing
+pipeline.commands.* | kernels pipeline verify runtime_patch | {commands} | it parses and prints
+verify.report.*     | kernels verify pipeline | matplotlib | it shows what pipeline and judge found
+verify.commands.report | kernels pipeline verify | click rich | it parses and prints
+verify.*            | kernels.formats  | {judge} | the judge shares only the table of formats
 runtime_patch.*     | kernels          | torch triton vllm click | the serving image carries neither pipeline nor verify
 """.format(
-    stage="kernels errors types globs recipe container shardio manifest.digest manifest.records job profiles "
-    "fp8_source nvfp4_source remote",
-    plan="errors types globs recipe container manifest.digest profiles readme",
+    stage="kernels errors types recipe container manifest.digest manifest.records plan.profiles plan.fp8_source "
+    "plan.nvfp4_source stages.job stages.dag manifest.lock",
+    commands="click rich torch huggingface_hub",
+    judge="click rich torch matplotlib huggingface_hub",
 )
 ROOMS = [[cell.strip() for cell in row.split("|")] for row in LADDER.strip().splitlines()]
 
@@ -73,7 +74,7 @@ def imports(path: Path, module: str) -> Iterator[str]:
             base = ".".join(parts[: len(parts) - node.level + 1]) if node.level else ""
             origin = ".".join(part for part in (base, node.module) if part)
             for alias in node.names:
-                inner = origin.replace(".", "/") + "/" + alias.name
+                inner = origin.removeprefix("shardmill.").replace(".", "/") + "/" + alias.name
                 is_module = (ROOT / f"{inner}.py").exists() or (ROOT / inner).is_dir()
                 yield f"{origin}.{alias.name}" if is_module else origin
 
@@ -108,7 +109,7 @@ def test_every_module_imports_only_what_its_room_may(top: str) -> None:
         told
         for module, path in modules()
         if module.partition(".")[0] == top
-        for imported in imports(path, module)
+        for imported in (each.removeprefix("shardmill.") for each in imports(path, module))
         if (told := fault(module, imported))
     ]
     assert found == []
@@ -120,13 +121,13 @@ def test_every_module_imports_only_what_its_room_may(top: str) -> None:
         ("kernels.formats", "pipeline.types"),
         ("pipeline.stages.scales", "pipeline.stages.quantize"),
         ("pipeline.stages.scan", "dask"),
-        ("pipeline.run", "distributed"),
-        ("pipeline.plan", "pipeline.run"),
+        ("pipeline.run.build", "distributed"),
+        ("pipeline.plan.plan", "pipeline.run.build"),
         ("pipeline.types", "kernels.formats"),
-        ("pipeline.manifest.store", "pipeline.container"),
-        ("verify.integrity", "pipeline.container"),
-        ("verify.integrity", "kernels.block_fp8"),
-        ("runtime_patch.plugin", "verify.findings"),
+        ("pipeline.manifest.store", "pipeline.container.header"),
+        ("verify.questions.integrity", "pipeline.container.header"),
+        ("verify.questions.integrity", "kernels.block_fp8"),
+        ("runtime_patch.plugin", "verify.rules.findings"),
         ("pipeline.toy.write", "click"),
     ],
 )
@@ -141,6 +142,6 @@ def test_the_command_starts_without_heavy_imports() -> None:
     import sys
 
     heavy = (*HEAVY[:5], *HEAVY[7:], "numpy", "pydantic", "safetensors")
-    code = f"import sys, pipeline.commands.main; print([name for name in {heavy!r} if name in sys.modules])"
+    code = f"import sys, shardmill.pipeline.commands.main; print([name for name in {heavy!r} if name in sys.modules])"
     told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "[]"

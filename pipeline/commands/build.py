@@ -10,9 +10,7 @@ from typing import Any
 
 import click
 
-from pipeline import recipe as recipes
-from pipeline import run
-from pipeline.commands.options import (
+from shardmill.pipeline.commands.options import (
     json_option,
     out_option,
     paranoid_option,
@@ -20,10 +18,12 @@ from pipeline.commands.options import (
     recipe_option,
     tell,
 )
-from pipeline.commands.progress import counted, human, meter
-from pipeline.job import Settings, Watch
-from pipeline.lock import load_lock, lock_path
-from pipeline.unchanged import is_unchanged
+from shardmill.pipeline.commands.progress import counted, human, meter
+from shardmill.pipeline.manifest.lock import load_lock, lock_path
+from shardmill.pipeline.recipe import read as recipes
+from shardmill.pipeline.run import build as run
+from shardmill.pipeline.run.unchanged import is_unchanged
+from shardmill.pipeline.stages.job import Settings, Watch
 
 
 @click.command()

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from pipeline import run
-from pipeline.commands.options import (
+from shardmill.pipeline.commands.options import (
     json_option,
     out_option,
     paranoid_option,
@@ -17,10 +16,11 @@ from pipeline.commands.options import (
     recipe_option,
     tell,
 )
-from pipeline.commands.progress import counted
-from pipeline.job import Settings
-from pipeline.stale import Verdict
-from verify.accept.bound import stale_sentences
+from shardmill.pipeline.commands.progress import counted
+from shardmill.pipeline.run import build as run
+from shardmill.pipeline.run.stale import Verdict
+from shardmill.pipeline.stages.job import Settings
+from shardmill.verify.accept.bound import stale_sentences
 
 
 @click.command()

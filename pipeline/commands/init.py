@@ -10,10 +10,10 @@ from typing import Any
 
 import click
 
-from pipeline.commands.parent import ParentFolder
-from pipeline.commands.progress import human
-from pipeline.errors import RecipeError
-from pipeline.remote import HUB_FILE
+from shardmill.pipeline.commands.parent import ParentFolder
+from shardmill.pipeline.commands.progress import human
+from shardmill.pipeline.container.hub import HUB_FILE
+from shardmill.pipeline.errors import RecipeError
 
 _CACHED = re.compile(r"models--(?P<org>.+?)--(?P<name>.+)/snapshots/(?P<revision>[0-9a-f]{40})$")
 
@@ -55,10 +55,10 @@ def init(
 
     Example: shardmill init /data/Qwen3-8B -o qwen3-8b.toml && shardmill plan -c qwen3-8b.toml --parent /data/Qwen3-8B
     """
-    from pipeline.init.draft import Draft, default_profile, draft
-    from pipeline.job import Checkpoint
-    from pipeline.recipe import Recipe
-    from pipeline.stages.scan import scan
+    from shardmill.pipeline.init.draft import Draft, default_profile, draft
+    from shardmill.pipeline.recipe.read import Recipe
+    from shardmill.pipeline.stages.job import Checkpoint
+    from shardmill.pipeline.stages.scan import scan
 
     if output.exists() and not force:
         raise RecipeError([f"{output}: is there already; give another -o, or --force to write over it"])

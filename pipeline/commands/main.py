@@ -15,24 +15,39 @@ from typing import NoReturn
 
 import click
 
-from pipeline.errors import RecipeError, ShardmillError
+from shardmill.pipeline.errors import RecipeError, ShardmillError
 
 # name -> (module:attribute, the line that --help shows)
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "plan": ("pipeline.commands.plan:plan", "What a build would make, from headers alone."),
-    "build": ("pipeline.commands.build:build", "Do what the plan says; go on where a cut build stopped."),
-    "explain": ("pipeline.commands.explain:explain", "What a build would do now, and why, file by file."),
-    "init": ("pipeline.commands.init:init", "Look at a checkpoint and write a recipe for it."),
-    "pin": ("pipeline.commands.pin:pin", "Write the parent's lock file: size and sha256 of each file."),
+    "plan": ("shardmill.pipeline.commands.plan:plan", "What a build would make, from headers alone."),
+    "build": (
+        "shardmill.pipeline.commands.build:build",
+        "Do what the plan says; go on where a cut build stopped.",
+    ),
+    "explain": (
+        "shardmill.pipeline.commands.explain:explain",
+        "What a build would do now, and why, file by file.",
+    ),
+    "init": ("shardmill.pipeline.commands.init:init", "Look at a checkpoint and write a recipe for it."),
+    "pin": (
+        "shardmill.pipeline.commands.pin:pin",
+        "Write the parent's lock file: size and sha256 of each file.",
+    ),
     "toy-parent": (
-        "pipeline.commands.toy:toy_parent",
+        "shardmill.pipeline.commands.toy:toy_parent",
         "Make a parent with the real one's structure, in toy size.",
     ),
-    "verify": ("verify.commands:verify", "Judge a checkpoint: whole? sane? made from that parent?"),
-    "report": ("pipeline.commands.report:report", "A page on what a checkpoint is and what it lost."),
-    "preflight": ("pipeline.commands.serve:preflight", "Would this vLLM serve this checkpoint right?"),
-    "serve": ("pipeline.commands.serve:serve", "Print or run the vLLM command of a lane."),
-    "tune": ("pipeline.commands.tune:tune", "Tune the block-FP8 GEMM for this machine's GPU."),
+    "verify": (
+        "shardmill.verify.commands.group:verify",
+        "Judge a checkpoint: whole? sane? made from that parent?",
+    ),
+    "report": ("shardmill.verify.commands.report:report", "A page on what a checkpoint is and what it lost."),
+    "preflight": (
+        "shardmill.pipeline.commands.serve:preflight",
+        "Would this vLLM serve this checkpoint right?",
+    ),
+    "serve": ("shardmill.pipeline.commands.serve:serve", "Print or run the vLLM command of a lane."),
+    "tune": ("shardmill.pipeline.commands.tune:tune", "Tune the block-FP8 GEMM for this machine's GPU."),
 }
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from pipeline import recipe as recipes
-from pipeline import run
-from pipeline.commands.parent import ParentFolder
-from pipeline.job import Prepared
-from pipeline.lock import load_lock, lock_path
+from shardmill.pipeline.commands.parent import ParentFolder
+from shardmill.pipeline.manifest.lock import load_lock, lock_path
+from shardmill.pipeline.recipe import read as recipes
+from shardmill.pipeline.run import build as run
+from shardmill.pipeline.stages.job import Prepared
 
 recipe_option = click.option(
     "-c",

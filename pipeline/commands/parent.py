@@ -15,7 +15,7 @@ class ParentFolder(click.ParamType):  # type: ignore[type-arg]  # no generic bef
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         if isinstance(value, str) and value.startswith("hf://"):
-            from pipeline.remote import shadow
+            from shardmill.pipeline.container.hub import shadow
 
             return shadow(value)
         folder = Path(value)

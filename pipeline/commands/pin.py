@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
-from pipeline import recipe as recipes
-from pipeline import run
-from pipeline.commands.options import json_option, parent_option, recipe_option
-from pipeline.commands.progress import human
-from pipeline.lock import lock_facts, lock_path
-from pipeline.lock import pin as make_lock
+from shardmill.pipeline.commands.options import json_option, parent_option, recipe_option
+from shardmill.pipeline.commands.progress import human
+from shardmill.pipeline.manifest.lock import lock_facts, lock_path
+from shardmill.pipeline.manifest.lock import pin as make_lock
+from shardmill.pipeline.recipe import read as recipes
+from shardmill.pipeline.run import build as run
 
 
 @click.command()

@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from pipeline.commands.options import json_option, parent_option, planned, recipe_option
-from pipeline.commands.progress import human
-from pipeline.job import Prepared
-from pipeline.plan import plan_json
-from pipeline.probe import Probed, probe
-from pipeline.run import refuse_out
+from shardmill.pipeline.commands.options import json_option, parent_option, planned, recipe_option
+from shardmill.pipeline.commands.progress import human
+from shardmill.pipeline.plan.plan import plan_json
+from shardmill.pipeline.run.build import refuse_out
+from shardmill.pipeline.run.probe import Probed, probe
+from shardmill.pipeline.stages.job import Prepared
 
 
 @click.command()

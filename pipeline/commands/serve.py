@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from runtime_patch import __main__ as serving
-from runtime_patch import lanes
+from shardmill.runtime_patch import __main__ as serving
+from shardmill.runtime_patch import lanes
 
 
 @click.command(context_settings={"ignore_unknown_options": True})

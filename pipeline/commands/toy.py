@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from pipeline.toy.sizes import SIZES
+from shardmill.pipeline.toy.sizes import SIZES
 
 
 @click.command(
@@ -28,8 +28,8 @@ def toy_parent(folder: Path, name: str) -> None:
 
     The same size gives the same bytes everywhere. A folder that already holds it whole is left as it is.
     """
-    from pipeline.commands.progress import meter
-    from pipeline.toy.write import check_folder, is_whole, toy_headers, write_parent
+    from shardmill.pipeline.commands.progress import meter
+    from shardmill.pipeline.toy.write import check_folder, is_whole, toy_headers, write_parent
 
     size = SIZES[name]
     check_folder(folder, size)

@@ -1,11 +1,11 @@
-"""`shardmill tune`: measures GEMM parameters on the card at hand. The work is kernels.tune's."""
+"""`shardmill tune`: measures GEMM parameters on the card at hand. The work is shardmill.kernels.tune's."""
 
 from pathlib import Path
 from typing import Any
 
 import click
 
-from pipeline.errors import ShardmillError
+from shardmill.pipeline.errors import ShardmillError
 
 
 @click.command()
@@ -28,8 +28,8 @@ def tune(shape: str, block: str, tokens: str | None, out: Path | None, keep_bits
     try:
         import torch
 
-        from kernels import block_gemm
-        from kernels import tune as search
+        from shardmill.kernels import block_gemm
+        from shardmill.kernels import tune as search
     except ImportError as missing:
         raise ShardmillError(
             f"tuning needs torch and triton, and {missing.name} is not installed"

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.fp8_source import scales_of
-from pipeline.globs import GlobSet, expand, fold
-from pipeline.init.look import NATIVE, PACKED, children, home_of, rows_of, text_config
-from pipeline.init.vocabulary import AXES, GROUPS, Group, Row
-from pipeline.profiles.child import FLOATS
-from pipeline.types import BlockShape, Parent, TensorRef
+from shardmill.pipeline.init.look import NATIVE, PACKED, children, home_of, rows_of, text_config
+from shardmill.pipeline.init.vocabulary import AXES, GROUPS, Group, Row
+from shardmill.pipeline.plan.fp8_source import scales_of
+from shardmill.pipeline.plan.profiles.child import FLOATS
+from shardmill.pipeline.recipe.globs import GlobSet, expand, fold
+from shardmill.pipeline.types import BlockShape, Parent, TensorRef
 
 Aim = Literal["fp8", "bf16"]
 SIZES_WANTED = (1, 2)  # tensor-parallel sizes that a block is chosen for

@@ -7,18 +7,25 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from pipeline.globs import fold
-from pipeline.init.decide import Aim, Decision, axes_of, deals_kv, decide, fused, kv_heads
-from pipeline.init.look import UNKNOWN, text_config
-from pipeline.init.names import by_pattern, globs_for, numbers
-from pipeline.init.vocabulary import NATIVE_FP8, Group
-from pipeline.init.write import AliasText, FamilyText, FusedText, ParallelText, RecipeText, recipe_toml
-from pipeline.job import Checkpoint
-from pipeline.plan import make_plan
-from pipeline.profiles.child import FLOATS
-from pipeline.recipe import Recipe
-from pipeline.stages.classify import classify
-from pipeline.types import BlockShape, Parent, Plan
+from shardmill.pipeline.init.decide import Aim, Decision, axes_of, deals_kv, decide, fused, kv_heads
+from shardmill.pipeline.init.look import UNKNOWN, text_config
+from shardmill.pipeline.init.names import by_pattern, globs_for, numbers
+from shardmill.pipeline.init.vocabulary import NATIVE_FP8, Group
+from shardmill.pipeline.init.write import (
+    AliasText,
+    FamilyText,
+    FusedText,
+    ParallelText,
+    RecipeText,
+    recipe_toml,
+)
+from shardmill.pipeline.plan.plan import make_plan
+from shardmill.pipeline.plan.profiles.child import FLOATS
+from shardmill.pipeline.recipe.globs import fold
+from shardmill.pipeline.recipe.read import Recipe
+from shardmill.pipeline.stages.classify import classify
+from shardmill.pipeline.stages.job import Checkpoint
+from shardmill.pipeline.types import BlockShape, Parent, Plan
 
 _NATIVE_BLOCK = BlockShape(128, 128)
 

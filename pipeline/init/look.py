@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from pipeline.fp8_source import CODES_DTYPE, SCALE_DTYPES, scales_of
-from pipeline.globs import GlobSet, expand
-from pipeline.init.vocabulary import ROWS, Row
-from pipeline.profiles.child import FLOATS, is_packed
-from pipeline.types import Parent, TensorRef
+from shardmill.pipeline.init.vocabulary import ROWS, Row
+from shardmill.pipeline.plan.fp8_source import CODES_DTYPE, SCALE_DTYPES, scales_of
+from shardmill.pipeline.plan.profiles.child import FLOATS, is_packed
+from shardmill.pipeline.recipe.globs import GlobSet, expand
+from shardmill.pipeline.types import Parent, TensorRef
 
 PACKED = Row(
     "packed weights", (), "already packed by the parent, with its scales: passed through byte for byte"

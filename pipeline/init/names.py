@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from pipeline.globs import fold
+from shardmill.pipeline.recipe.globs import fold
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 

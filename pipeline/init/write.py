@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from pipeline.types import Plan
+from shardmill.pipeline.types import Plan
 
 _WIDTH = 116
 

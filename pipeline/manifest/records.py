@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
-from pipeline.errors import CheckpointError
-from pipeline.manifest.digest import TENSOR_ALGORITHM, canonical, key_of
+from shardmill.pipeline.errors import CheckpointError
+from shardmill.pipeline.manifest.digest import TENSOR_ALGORITHM, canonical, key_of
 
 MANIFEST_FORMAT = "shardmill/manifest/1"
 MANIFEST_FILE = "shardmill.manifest.json"

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import BuildError
-from pipeline.manifest.digest import TensorHash, canonical
-from pipeline.manifest.records import MANIFEST_FILE, Manifest, Receipt
-from pipeline.types import INDEX_FILE, SINGLE_FILE
+from shardmill.pipeline.errors import BuildError
+from shardmill.pipeline.manifest.digest import TensorHash, canonical
+from shardmill.pipeline.manifest.records import MANIFEST_FILE, Manifest, Receipt
+from shardmill.pipeline.types import INDEX_FILE, SINGLE_FILE
 
 STATE_FOLDER = ".shardmill"
 _GATES = (INDEX_FILE, SINGLE_FILE)  # without them no loader takes the folder for a checkpoint
@@ -32,7 +32,7 @@ class Seen:
 
     parent: Mapping[str, Stat] = field(default_factory=dict)
     output: Mapping[str, Stat] = field(default_factory=dict)
-    world: str = ""  # digest of everything that the build depended on (pipeline.unchanged)
+    world: str = ""  # digest of everything that the build depended on (shardmill.pipeline.run.unchanged)
     manifest: str = ""  # digest of the manifest that the stats go with; `Store.remember` fills it in
 
 

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeline.dag import Stage
-from pipeline.stages.classify import classify
-from pipeline.stages.dequantise import dequantise
-from pipeline.stages.index import index
-from pipeline.stages.input_scales import input_scales
-from pipeline.stages.quantize import quantize
-from pipeline.stages.reconcile import reconcile
-from pipeline.stages.rewrite import rewrite
-from pipeline.stages.scales import scales
-from pipeline.stages.scan import scan
+from shardmill.pipeline.stages.classify import classify
+from shardmill.pipeline.stages.dag import Stage
+from shardmill.pipeline.stages.dequantise import dequantise
+from shardmill.pipeline.stages.index import index
+from shardmill.pipeline.stages.input_scales import input_scales
+from shardmill.pipeline.stages.quantize import quantize
+from shardmill.pipeline.stages.reconcile import reconcile
+from shardmill.pipeline.stages.rewrite import rewrite
+from shardmill.pipeline.stages.scales import scales
+from shardmill.pipeline.stages.scan import scan
 
 STAGES: Mapping[str, Stage] = {
     "scan": Stage(scan, produces="headers", scope="checkpoint"),

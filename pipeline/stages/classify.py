@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kernels.block_fp8 import RECIPES
-from pipeline import fp8_source, nvfp4_source
-from pipeline.errors import PlanError
-from pipeline.globs import GlobSet, filled, fused_instances, nearest
-from pipeline.job import Checkpoint
-from pipeline.profiles import PROFILES
-from pipeline.recipe import Family, Fused, Recipe
-from pipeline.types import (
+from shardmill.kernels.block_fp8 import RECIPES
+from shardmill.pipeline.errors import PlanError
+from shardmill.pipeline.plan import fp8_source, nvfp4_source
+from shardmill.pipeline.plan.profiles import PROFILES
+from shardmill.pipeline.recipe.globs import GlobSet, filled, fused_instances, nearest
+from shardmill.pipeline.recipe.read import Family, Fused, Recipe
+from shardmill.pipeline.stages.job import Checkpoint
+from shardmill.pipeline.types import (
     Action,
     Assignment,
     Copy,

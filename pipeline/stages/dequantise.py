@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.block_fp8 import NonFinite
-from kernels.block_fp8_to_bf16 import decode_to_bf16
-from kernels.formats import F32, bf16_to_f32
-from pipeline.errors import BuildError
-from pipeline.job import Decoded, ShardJob
-from pipeline.manifest.digest import TensorHash
-from pipeline.types import Dequantise, Piece, Reblock, TensorRef
+from shardmill.kernels.block_fp8 import NonFinite
+from shardmill.kernels.block_fp8_to_bf16 import decode_to_bf16
+from shardmill.kernels.formats import F32, bf16_to_f32
+from shardmill.pipeline.errors import BuildError
+from shardmill.pipeline.manifest.digest import TensorHash
+from shardmill.pipeline.stages.job import Decoded, ShardJob
+from shardmill.pipeline.types import Dequantise, Piece, Reblock, TensorRef
 
 STRIP_BYTES = 1 << 19  # of codes; their BF16 takes twice that
 

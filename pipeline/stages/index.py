@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from pipeline.errors import BuildError
-from pipeline.job import Checkpoint
-from pipeline.manifest.records import Receipt
-from pipeline.types import Parent
+from shardmill.pipeline.errors import BuildError
+from shardmill.pipeline.manifest.records import Receipt
+from shardmill.pipeline.stages.job import Checkpoint
+from shardmill.pipeline.types import Parent
 
 
 def index(checkpoint: Checkpoint, headers: Parent, receipts: Sequence[Receipt]) -> bytes:

@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.container import file_stat, read_header
-from pipeline.errors import PlanError
-from pipeline.job import Checkpoint
-from pipeline.types import Header, Parent
+from shardmill.pipeline.container.header import file_stat, read_header
+from shardmill.pipeline.errors import PlanError
+from shardmill.pipeline.stages.job import Checkpoint
+from shardmill.pipeline.types import Header, Parent
 
 INPUT_SCALES_FILE = "model-input-scales.safetensors"
 _FACTOR_MAX = 4096.0  # times the median of its kind, either way; calibrated scales of one kind lie far closer

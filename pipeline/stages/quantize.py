@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.block_fp8 import BlockEncoder, NonFinite, rows_of
-from pipeline.errors import BuildError
-from pipeline.job import Quantised, ShardJob
-from pipeline.manifest.digest import TensorHash
-from pipeline.types import Piece, QuantizeBlock, TensorRef
+from shardmill.kernels.block_fp8 import BlockEncoder, NonFinite, rows_of
+from shardmill.pipeline.errors import BuildError
+from shardmill.pipeline.manifest.digest import TensorHash
+from shardmill.pipeline.stages.job import Quantised, ShardJob
+from shardmill.pipeline.types import Piece, QuantizeBlock, TensorRef
 
 STRIP_BYTES = 1 << 20
 _NUMPY_DTYPE = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32}  # BF16 goes as its bits

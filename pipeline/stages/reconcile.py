@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.formats import E4M3_VALUES
-from kernels.nvfp4 import code_energy, rescale
-from pipeline.errors import BuildError
-from pipeline.job import Decoded, ShardJob
-from pipeline.manifest.digest import TensorHash
-from pipeline.types import Piece, Reconcile, TensorRef
+from shardmill.kernels.formats import E4M3_VALUES
+from shardmill.kernels.nvfp4 import code_energy, rescale
+from shardmill.pipeline.errors import BuildError
+from shardmill.pipeline.manifest.digest import TensorHash
+from shardmill.pipeline.stages.job import Decoded, ShardJob
+from shardmill.pipeline.types import Piece, Reconcile, TensorRef
 
 PARTS_PER_MILLION = 1_000_000
 

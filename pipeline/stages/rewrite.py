@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from pipeline.container import header_bytes
-from pipeline.errors import BuildError
-from pipeline.job import Decoded, Quantised, ShardJob
-from pipeline.manifest.digest import TensorHash, TensorSplitter
-from pipeline.manifest.records import Receipt
-from pipeline.shardio import CHUNK_BYTES
-from pipeline.types import Piece
+from shardmill.pipeline.container.files import CHUNK_BYTES
+from shardmill.pipeline.container.header import header_bytes
+from shardmill.pipeline.errors import BuildError
+from shardmill.pipeline.manifest.digest import TensorHash, TensorSplitter
+from shardmill.pipeline.manifest.records import Receipt
+from shardmill.pipeline.stages.job import Decoded, Quantised, ShardJob
+from shardmill.pipeline.types import Piece
 
 Digests = dict[str, str]
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from pipeline.errors import BuildError
-from pipeline.job import Quantised, ShardJob
-from pipeline.types import QuantizeBlock
+from shardmill.pipeline.errors import BuildError
+from shardmill.pipeline.stages.job import Quantised, ShardJob
+from shardmill.pipeline.types import QuantizeBlock
 
 
 def scales(job: ShardJob, codes: Mapping[str, Quantised]) -> dict[str, bytes]:

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.container import file_stat, read_header
-from pipeline.errors import CheckpointError
-from pipeline.job import Checkpoint
-from pipeline.types import CONFIG_FILE, INDEX_FILE, SINGLE_FILE, Header, Parent
+from shardmill.pipeline.container.header import file_stat, read_header
+from shardmill.pipeline.errors import CheckpointError
+from shardmill.pipeline.stages.job import Checkpoint
+from shardmill.pipeline.types import CONFIG_FILE, INDEX_FILE, SINGLE_FILE, Header, Parent
 
 _INDEX_BYTES_MAX = 1 << 28
 

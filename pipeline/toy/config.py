@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.glm53 import GROUP, Dimensions
-from pipeline.toy.tokenizer import token_id
+from shardmill.pipeline.toy.glm53 import GROUP, Dimensions
+from shardmill.pipeline.toy.tokenizer import token_id
 
 _ATTENTION = (
     "in_proj_qkvbfg_a",

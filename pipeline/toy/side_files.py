@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pipeline.toy.config import config
-from pipeline.toy.sizes import Size
-from pipeline.toy.tokenizer import CHAT_TEMPLATE, token_id, tokenizer, tokenizer_config
+from shardmill.pipeline.toy.config import config
+from shardmill.pipeline.toy.sizes import Size
+from shardmill.pipeline.toy.tokenizer import CHAT_TEMPLATE, token_id, tokenizer, tokenizer_config
 
 _BYTES = "toy/1"  # names the bytes: whoever changes one byte of a toy gives it a new name
 _LICENSE = """\

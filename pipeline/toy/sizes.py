@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from pipeline.glm53 import REAL, SOURCE_SHARD_BYTES, Cut, Dimensions, cut, parent_bytes
+from shardmill.pipeline.toy.glm53 import REAL, SOURCE_SHARD_BYTES, Cut, Dimensions, cut, parent_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.block_fp8 import decode
-from kernels.formats import f32_to_bf16
-from pipeline.glm53 import EXPERT, GROUP, NATIVE_FP8
-from pipeline.types import Shape, TensorRef
+from shardmill.kernels.block_fp8 import decode
+from shardmill.kernels.formats import f32_to_bf16
+from shardmill.pipeline.toy.glm53 import EXPERT, GROUP, NATIVE_FP8
+from shardmill.pipeline.types import Shape, TensorRef
 
 Words = NDArray[np.uint64]
 Bytes = NDArray[np.uint8]

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from pipeline.container import header_bytes, lay_out
-from pipeline.errors import ShardmillError
-from pipeline.glm53 import METADATA, parent_files
-from pipeline.toy.side_files import readme, side_files
-from pipeline.toy.sizes import Size
-from pipeline.types import Header
+from shardmill.pipeline.container.header import header_bytes, lay_out
+from shardmill.pipeline.errors import ShardmillError
+from shardmill.pipeline.toy.glm53 import METADATA, parent_files
+from shardmill.pipeline.toy.side_files import readme, side_files
+from shardmill.pipeline.toy.sizes import Size
+from shardmill.pipeline.types import Header
 
 INDEX_FILE = "model.safetensors.index.json"
 
@@ -63,7 +63,7 @@ def write_parent(folder: Path, size: Size, headers: Iterable[Header], wrote: Cal
 
 
 def _shard(header: Header) -> Iterator[bytes | memoryview]:
-    from pipeline.toy.weights import tensor_data
+    from shardmill.pipeline.toy.weights import tensor_data
 
     yield header_bytes(header)
     for ref in header.tensors:

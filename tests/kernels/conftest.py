@@ -12,8 +12,8 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from kernels.block_fp8 import decode, encoder, grid
-from kernels.formats import bf16_to_f32, f32_to_bf16
+from shardmill.kernels.block_fp8 import decode, encoder, grid
+from shardmill.kernels.formats import bf16_to_f32, f32_to_bf16
 
 FINITE_BF16 = np.array([bits for bits in range(1 << 16) if bits & 0x7F80 != 0x7F80], dtype=np.uint16)
 

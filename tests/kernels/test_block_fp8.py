@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kernels.block_fp8 import NonFinite, decode, encode_reference, encoder, grid, known_kernels
-from kernels.block_fp8_numpy import NumpyRows
-from kernels.formats import E4M3_MAX, E4M3_VALUES, f32_to_bf16, nearest_codes
+from shardmill.kernels.block_fp8 import NonFinite, decode, encode_reference, encoder, grid, known_kernels
+from shardmill.kernels.block_fp8_numpy import NumpyRows
+from shardmill.kernels.formats import E4M3_MAX, E4M3_VALUES, f32_to_bf16, nearest_codes
 from tests.kernels.conftest import FINITE_BF16, as_f32, assert_same_bits, bell, encode, words
 
 BLOCKS = [(128, 128), (32, 32), (1, 7), (5, 3), (128, 1), (1, 128)]
@@ -27,7 +27,7 @@ def check(source, block, kernel):
 def rows_of(kernel):
     if kernel == "numpy":
         return NumpyRows()
-    from kernels.block_fp8_numba import NumbaRows
+    from shardmill.kernels.block_fp8_numba import NumbaRows
 
     return NumbaRows()
 

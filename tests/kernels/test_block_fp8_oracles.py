@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from kernels.block_fp8 import grid
-from kernels.block_fp8_numpy import e4m3_codes
+from shardmill.kernels.block_fp8 import grid
+from shardmill.kernels.block_fp8_numpy import e4m3_codes
 from tests.kernels.conftest import assert_same_bits, bell, encode, native_copy, words
 
 SOURCES = {

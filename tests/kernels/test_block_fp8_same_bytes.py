@@ -16,9 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import kernels.block_fp8 as block_fp8
-from kernels.block_fp8 import RECIPES, encoder, grid
-from kernels.block_fp8_numpy import CHUNK_ELEMENTS
+import shardmill.kernels.block_fp8 as block_fp8
+from shardmill.kernels.block_fp8 import RECIPES, encoder, grid
+from shardmill.kernels.block_fp8_numpy import CHUNK_ELEMENTS
 from tests.kernels.conftest import assert_same_bits, bell, encode, native_copy, subnormals_flushed, words
 
 GOLDEN = Path(__file__).parent / "golden" / "block_fp8.json"

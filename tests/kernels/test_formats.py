@@ -1,10 +1,10 @@
-"""The tables and bit laws of kernels.formats, against ml_dtypes, which nobody here wrote."""
+"""The tables and bit laws of shardmill.kernels.formats, against ml_dtypes, which nobody here wrote."""
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from kernels.formats import (
+from shardmill.kernels.formats import (
     E2M1_MAX,
     E2M1_VALUES,
     E2M3_MAX,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernels.block_fp8 import decode, grid
-from kernels.formats import E4M3_VALUES, nearest_codes
-from kernels.mse import STEPS
+from shardmill.kernels.block_fp8 import decode, grid
+from shardmill.kernels.formats import E4M3_VALUES, nearest_codes
+from shardmill.kernels.mse import STEPS
 from tests.kernels.conftest import as_f32, assert_same_bits, bell, encode, native_copy, words
 
 

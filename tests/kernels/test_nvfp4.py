@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from kernels.formats import E2M1_VALUES, E4M3_VALUES
-from kernels.nvfp4 import decode, encode, pack, unpack
+from shardmill.kernels.formats import E2M1_VALUES, E4M3_VALUES
+from shardmill.kernels.nvfp4 import decode, encode, pack, unpack
 from tests.kernels.conftest import assert_same_bits, bell_f32, words
 
 

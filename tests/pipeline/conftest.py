@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.toy.sizes import SIZES
-from pipeline.toy.write import toy_headers
-from pipeline.toy.write import write_parent as write_toy
+from shardmill.pipeline.toy.sizes import SIZES
+from shardmill.pipeline.toy.write import toy_headers
+from shardmill.pipeline.toy.write import write_parent as write_toy
 from tests.pipeline.parents import build, published, write_parent
 
 ROOT = Path(__file__).parents[2]

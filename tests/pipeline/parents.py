@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from safetensors import TensorSpec, serialize
 
-from pipeline import recipe as recipes
-from pipeline import run
-from pipeline.job import Prepared, Settings, Watch
+from shardmill.pipeline.recipe import read as recipes
+from shardmill.pipeline.run import build as run
+from shardmill.pipeline.stages.job import Prepared, Settings, Watch
 
 Tensor = tuple[str, tuple[int, ...], bytes]  # dtype, shape, data
 Tensors = Mapping[str, Tensor]
@@ -104,7 +104,7 @@ prefix = "model.layers.1."
 alias = "draft.layers.1."
 """
 
-SHARDMILL = (sys.executable, "-c", "from pipeline.commands.main import main; main()")
+SHARDMILL = (sys.executable, "-c", "from shardmill.pipeline.commands.main import main; main()")
 SHARDS = tuple(f"model-{number:05d}-of-00003.safetensors" for number in (1, 2, 3))
 SCALES = "model-input-scales.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -18,14 +18,15 @@ from typing import Any
 
 import pytest
 
-from pipeline import run, schedule
-from pipeline.container import file_stat, read_header
-from pipeline.errors import BuildError, CheckpointError
-from pipeline.job import Settings, StoppedError, Watch, Worker
-from pipeline.make import ShardTask, make_shard
-from pipeline.manifest.store import STATE_FOLDER, Store
-from pipeline.shardio import Source
-from pipeline.types import Header
+from shardmill.pipeline.container.files import Source
+from shardmill.pipeline.container.header import file_stat, read_header
+from shardmill.pipeline.errors import BuildError, CheckpointError
+from shardmill.pipeline.manifest.store import STATE_FOLDER, Store
+from shardmill.pipeline.run import build as run
+from shardmill.pipeline.run import schedule
+from shardmill.pipeline.run.shard import ShardTask, make_shard
+from shardmill.pipeline.stages.job import Settings, StoppedError, Watch, Worker
+from shardmill.pipeline.types import Header
 from tests.pipeline.conftest import ROOT
 from tests.pipeline.parents import (
     INDEX,
@@ -554,7 +555,9 @@ def test_a_parent_file_that_is_replaced_right_after_its_header_was_read_is_refus
     parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another header over the same bytes would put every tensor elsewhere."""
-    scan = importlib.import_module("pipeline.stages.scan")  # the table of stages has a function of that name
+    scan = importlib.import_module(
+        "shardmill.pipeline.stages.scan"
+    )  # the table of stages has a function of that name
 
     def replacing(path: Path, shard: str) -> Header:
         header = read_header(path, shard)

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from kernels.block_fp8 import encoder
-from pipeline.container import read_header
-from pipeline.shardio import Buffers
-from pipeline.types import DTYPE_BITS
+from shardmill.kernels.block_fp8 import encoder
+from shardmill.pipeline.container.files import Buffers
+from shardmill.pipeline.container.header import read_header
+from shardmill.pipeline.types import DTYPE_BITS
 from tests.pipeline.conftest import ROOT
 from tests.pipeline.parents import (
     CONFIG,
@@ -147,7 +147,7 @@ def test_the_height_of_strips_changes_no_byte(
     reference: dict[str, bytes],
     strip_bytes: int,
 ) -> None:
-    monkeypatch.setattr(sys.modules["pipeline.stages.quantize"], "STRIP_BYTES", strip_bytes)
+    monkeypatch.setattr(sys.modules["shardmill.pipeline.stages.quantize"], "STRIP_BYTES", strip_bytes)
     build(parent, tmp_path / "out")
     assert published(tmp_path / "out") == reference
 
@@ -500,8 +500,8 @@ def test_the_summary_tells_what_was_done(parent: Path, tmp_path: Path) -> None:
 
 def test_progress_counts_each_byte_of_input_once(parent: Path, tmp_path: Path) -> None:
     """The bar ends at what it was told at the start: data bytes of what is read, header bytes of what is passed on."""
-    from pipeline import run
-    from pipeline.job import Settings, Watch
+    from shardmill.pipeline.run import build as run
+    from shardmill.pipeline.stages.job import Settings, Watch
 
     counts: list[int] = []
     totals: list[int] = []

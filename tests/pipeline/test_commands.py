@@ -16,11 +16,11 @@ from typing import Any
 import click
 import pytest
 
-from pipeline import run
-from pipeline.commands import main as commands
-from pipeline.commands.progress import meter
-from pipeline.manifest.store import Store
-from pipeline.stale import Verdict
+from shardmill.pipeline.commands import main as commands
+from shardmill.pipeline.commands.progress import meter
+from shardmill.pipeline.manifest.store import Store
+from shardmill.pipeline.run import build as run
+from shardmill.pipeline.run.stale import Verdict
 from tests.pipeline.conftest import ROOT
 from tests.pipeline.parents import (
     MANIFEST,
@@ -359,7 +359,7 @@ def test_every_command_of_the_table_exists() -> None:
     """A row without its module would be a command that fails when it is called."""
     for _, (place, line) in commands.COMMANDS.items():
         module = place.partition(":")[0]
-        path = ROOT / (module.replace(".", "/") + ".py")
+        path = ROOT / "src" / (module.replace(".", "/") + ".py")
         assert path.exists() or (path.with_suffix("") / "__init__.py").exists(), module
         assert line.endswith((".", "?")), line
 
@@ -389,8 +389,8 @@ def test_a_signal_stops_a_build_at_once_and_the_next_one_finishes_it(
     """The build signals itself from a worker, in the middle of a shard."""
     script = (
         f"{HEARS_SIGINT}"
-        "import os, pipeline.job as job\n"
-        "from pipeline.commands.main import main\n"
+        "import os, shardmill.pipeline.stages.job as job\n"
+        "from shardmill.pipeline.commands.main import main\n"
         f"job.Watch.done = lambda self, count: (os.kill(os.getpid(), {int(number)}), __import__('time').sleep(120))\n"
         "main()"
     )
@@ -408,7 +408,7 @@ def test_a_second_signal_on_the_way_out_is_not_heard(places: list[Any]) -> None:
     """Ctrl-C once more while the first one is answered: the same sentence and exit code, and at once."""
     script = (
         f"{HEARS_SIGINT}"
-        "import os, pipeline.job as job, pipeline.commands.main as commands\n"
+        "import os, shardmill.pipeline.stages.job as job, shardmill.pipeline.commands.main as commands\n"
         "interrupt = lambda: os.kill(os.getpid(), 2)\n"
         "job.Watch.done = lambda self, count: (interrupt(), __import__('time').sleep(120))\n"
         "say = commands.click.echo\n"
@@ -435,7 +435,7 @@ def test_a_caller_that_closed_a_stream_gets_the_exit_code_all_the_same(
 def test_what_libraries_want_done_at_the_end_is_done() -> None:
     script = (
         "import atexit, sys\n"
-        "from pipeline.commands.main import main\n"
+        "from shardmill.pipeline.commands.main import main\n"
         "atexit.register(print, 'done at exit')\n"
         "main()"
     )
@@ -447,7 +447,7 @@ def test_what_libraries_want_done_at_the_end_is_done() -> None:
 @pytest.mark.parametrize(("left", "code"), [("None", 0), ("3", 3), ("'a sentence'", 1)])
 def test_a_command_that_leaves_the_process_itself_is_understood(left: str, code: int) -> None:
     script = (
-        "import sys, pipeline.commands.main as commands\n"
+        "import sys, shardmill.pipeline.commands.main as commands\n"
         f"commands.shardmill = lambda standalone_mode: sys.exit({left})\n"
         "commands.main()"
     )
@@ -496,8 +496,8 @@ def test_what_a_build_of_another_kind_left_behind_is_removed_though_there_is_not
 
 def test_a_plan_that_is_stopped_does_not_claim_to_go_on(places: list[Any]) -> None:
     script = (
-        "import os, pipeline.run as run\n"
-        "from pipeline.commands.main import main\n"
+        "import os, shardmill.pipeline.run.build as run\n"
+        "from shardmill.pipeline.commands.main import main\n"
         "run.make_plan = lambda *rest: (os.kill(os.getpid(), 15), __import__('time').sleep(120))\n"
         "main()"
     )

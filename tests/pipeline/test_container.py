@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import SafetensorError, deserialize
 
-from pipeline.container import header_bytes, lay_out, parse_header, read_header
-from pipeline.errors import CheckpointError
-from pipeline.types import DTYPE_BITS, DTYPE_RANK, Header
+from shardmill.pipeline.container.header import header_bytes, lay_out, parse_header, read_header
+from shardmill.pipeline.errors import CheckpointError
+from shardmill.pipeline.types import DTYPE_BITS, DTYPE_RANK, Header
 from tests.pipeline.parents import LIBRARY_NAMES, library_bytes
 
 CHARACTERS = st.characters(blacklist_categories=("Cs",))

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from pipeline.dag import Stage, arrange, unknown_options
-from pipeline.errors import RecipeError
-from pipeline.stages import STAGES
+from shardmill.pipeline.errors import RecipeError
+from shardmill.pipeline.stages import STAGES
+from shardmill.pipeline.stages.dag import Stage, arrange, unknown_options
 from tests.pipeline.parents import RECIPE, build, prepare, published
 
 

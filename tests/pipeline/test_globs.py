@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.globs import GlobSet, captured, expand, filled, fused_instances, nearest
+from shardmill.pipeline.recipe.globs import GlobSet, captured, expand, filled, fused_instances, nearest
 
 
 def slow_match(glob: list[str], name: list[str]) -> bool:

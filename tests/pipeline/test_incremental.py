@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import CheckpointError
-from pipeline.manifest.records import FileRecord, Manifest
-from pipeline.manifest.store import STATE_FOLDER
-from pipeline.shardio import Source
+from shardmill.pipeline.container.files import Source
+from shardmill.pipeline.errors import CheckpointError
+from shardmill.pipeline.manifest.records import FileRecord, Manifest
+from shardmill.pipeline.manifest.store import STATE_FOLDER
 from tests.pipeline.conftest import ROOT
 from tests.pipeline.parents import (
     INDEX,

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pipeline import recipe as recipes
-from pipeline import run
-from pipeline.commands.main import shardmill
-from pipeline.errors import CheckpointError
-from pipeline.job import Settings, Watch
-from pipeline.lock import Lock, load_lock, pin
-from pipeline.manifest.records import Manifest
+from shardmill.pipeline.commands.main import shardmill
+from shardmill.pipeline.errors import CheckpointError
+from shardmill.pipeline.manifest.lock import Lock, load_lock, pin
+from shardmill.pipeline.manifest.records import Manifest
+from shardmill.pipeline.recipe import read as recipes
+from shardmill.pipeline.run import build as run
+from shardmill.pipeline.stages.job import Settings, Watch
 from tests.pipeline.parents import (
     INDEX,
     MANIFEST,
@@ -31,8 +31,8 @@ from tests.pipeline.parents import (
     write_parent,
     write_recipe,
 )
-from tests.profiles.models import native_parent
-from tests.profiles.models import recipe as native_recipe
+from tests.pipeline.profiles.models import native_parent
+from tests.pipeline.profiles.models import recipe as native_recipe
 
 SMALL = ("LICENSE", "assets/logo.txt", "config.json", INDEX, "tokenizer.json")
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import CheckpointError
-from pipeline.manifest.digest import TensorHash, TensorSplitter, canonical, key_of
-from pipeline.manifest.records import FileRecord, Manifest, Receipt, ShardRecord
+from shardmill.pipeline.errors import CheckpointError
+from shardmill.pipeline.manifest.digest import TensorHash, TensorSplitter, canonical, key_of
+from shardmill.pipeline.manifest.records import FileRecord, Manifest, Receipt, ShardRecord
 
 TEXT = st.text(st.characters(blacklist_categories=("Cs",)), max_size=6)
 HEX = st.text("0123456789abcdef", min_size=4, max_size=4)

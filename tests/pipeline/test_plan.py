@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import PlanError
-from pipeline.job import Checkpoint
-from pipeline.manifest.digest import canonical
-from pipeline.plan import make_plan, plan_json
-from pipeline.recipe import Recipe, load
-from pipeline.stages.classify import classify
-from pipeline.toy.config import config
-from pipeline.toy.sizes import SIZES
-from pipeline.toy.write import toy_headers
-from pipeline.types import Parent, Plan
+from shardmill.pipeline.errors import PlanError
+from shardmill.pipeline.manifest.digest import canonical
+from shardmill.pipeline.plan.plan import make_plan, plan_json
+from shardmill.pipeline.recipe.read import Recipe, load
+from shardmill.pipeline.stages.classify import classify
+from shardmill.pipeline.stages.job import Checkpoint
+from shardmill.pipeline.toy.config import config
+from shardmill.pipeline.toy.sizes import SIZES
+from shardmill.pipeline.toy.write import toy_headers
+from shardmill.pipeline.types import Parent, Plan
 from tests.pipeline.conftest import ROOT
 from tests.pipeline.parents import RECIPE, prepare, write_recipe
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import RecipeError
-from pipeline.profiles import PROFILES
-from pipeline.recipe import Recipe, load
+from shardmill.pipeline.errors import RecipeError
+from shardmill.pipeline.plan.profiles import PROFILES
+from shardmill.pipeline.recipe.read import Recipe, load
 from tests.pipeline.conftest import ROOT
 from tests.pipeline.parents import RECIPE, write_recipe
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.errors import BuildError, CheckpointError, PlanError, RecipeError, ShardmillError
-from pipeline.manifest.store import STATE_FOLDER
+from shardmill.pipeline.errors import BuildError, CheckpointError, PlanError, RecipeError, ShardmillError
+from shardmill.pipeline.manifest.store import STATE_FOLDER
 from tests.pipeline.parents import (
     INDEX,
     RECIPE,
@@ -398,7 +398,7 @@ def test_a_source_that_is_not_finite_stops_the_build_and_is_told_by_row_and_colu
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: dict[str, bytes], bits: int, strip_bytes: int
 ) -> None:
     """Tensor, row, column and value; the earlier checkpoint stays, and a mended parent builds."""
-    monkeypatch.setattr(sys.modules["pipeline.stages.quantize"], "STRIP_BYTES", strip_bytes)
+    monkeypatch.setattr(sys.modules["shardmill.pipeline.stages.quantize"], "STRIP_BYTES", strip_bytes)
     parent = write_parent(tmp_path / "parent")
     build(parent, tmp_path / "out")
     files = micro_tensors()

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from pipeline import schedule
-from pipeline.errors import BuildError
+from shardmill.pipeline.errors import BuildError
+from shardmill.pipeline.run import schedule
 from tests.pipeline.parents import SCALES, SHARDS, Tensor, build, micro_tensors, published, write_parent
 
 
@@ -74,7 +74,9 @@ def test_where_there_are_more_workers_than_cores_the_system_places_them(
     parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pinned: list[set[int]] = []
-    monkeypatch.setattr("pipeline.schedule.os.sched_setaffinity", lambda thread, cores: pinned.append(cores))
+    monkeypatch.setattr(
+        "shardmill.pipeline.run.schedule.os.sched_setaffinity", lambda thread, cores: pinned.append(cores)
+    )
     build(parent, tmp_path / "out", workers=len(os.sched_getaffinity(0)) + 1)
     assert pinned == []
 
@@ -85,7 +87,7 @@ def test_a_core_that_was_taken_away_meanwhile_stops_no_build(
     def gone(*rest: object) -> None:
         raise OSError(22, "Invalid argument")
 
-    monkeypatch.setattr("pipeline.schedule.os.sched_setaffinity", gone)
+    monkeypatch.setattr("shardmill.pipeline.run.schedule.os.sched_setaffinity", gone)
     build(parent, tmp_path / "out", workers=1)
     assert published(tmp_path / "out") == reference
 
@@ -150,7 +152,7 @@ def test_a_disk_that_fails_at_the_last_moment_is_named_with_the_file(
         fsync(fd)
 
     fsync = os.fsync
-    monkeypatch.setattr("pipeline.shardio.os.fsync", full)
+    monkeypatch.setattr("shardmill.pipeline.container.files.os.fsync", full)
     with pytest.raises(
         BuildError, match=r"safetensors.*: cannot be written: No space left on device; make room"
     ):
@@ -164,8 +166,10 @@ def test_a_build_larger_than_the_memory_leaves_nothing_in_the_page_cache(
 ) -> None:
     """Each shard that was read and each that was written is let go; a smaller build lets nothing go."""
     let_go = []
-    monkeypatch.setattr("pipeline.run.memory_bytes", lambda: memory)
-    monkeypatch.setattr("pipeline.shardio.os.posix_fadvise", lambda fd, *rest: let_go.append(rest))
+    monkeypatch.setattr("shardmill.pipeline.run.build.memory_bytes", lambda: memory)
+    monkeypatch.setattr(
+        "shardmill.pipeline.container.files.os.posix_fadvise", lambda fd, *rest: let_go.append(rest)
+    )
     build(parent, tmp_path / "out")
     assert let_go == [(0, 0, os.POSIX_FADV_DONTNEED)] * forgotten
 
@@ -176,8 +180,8 @@ def test_advice_that_the_system_refuses_stops_no_build(
     def refuse(*rest: object) -> None:
         raise OSError(22, "Invalid argument")
 
-    monkeypatch.setattr("pipeline.run.memory_bytes", lambda: 1)
-    monkeypatch.setattr("pipeline.shardio.os.posix_fadvise", refuse)
+    monkeypatch.setattr("shardmill.pipeline.run.build.memory_bytes", lambda: 1)
+    monkeypatch.setattr("shardmill.pipeline.container.files.os.posix_fadvise", refuse)
     build(parent, tmp_path / "out")
     assert published(tmp_path / "out") == reference
 

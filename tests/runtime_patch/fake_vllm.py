@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from kernels import kv_row
+from shardmill.kernels import kv_row
 
 HEADS, TOPK, PAGE = 2, 128, 64
 SCALE = 0.05
@@ -135,12 +135,12 @@ def install(monkeypatch):
         module.__dict__.update(attributes)
         monkeypatch.setitem(sys.modules, name, module)
     for name in ("rows_sm120", "rows_sm90"):
-        monkeypatch.delitem(sys.modules, f"runtime_patch.{name}", raising=False)
+        monkeypatch.delitem(sys.modules, f"shardmill.runtime_patch.{name}", raising=False)
     return state
 
 
 def install_kernels(monkeypatch):
-    """The row kernels by their numpy reference, under the names and signatures of kernels.triton_kv."""
+    """The row kernels by their numpy reference, under the names and signatures of shardmill.kernels.triton_kv."""
 
     def write(latents, cache, slots, layout):
         rows = kv_row.encode(layout.rung, to_numpy(latents), layout.scales)
@@ -155,9 +155,9 @@ def install_kernels(monkeypatch):
                 row = cache[slot // cache.shape[1], slot % cache.shape[1]].numpy()[None]
                 flat[place] = torch.from_numpy(kv_row.restage(layout.rung, row)[0])
 
-    module = types.ModuleType("kernels.triton_kv")
+    module = types.ModuleType("shardmill.kernels.triton_kv")
     module.write, module.restage_gather = write, restage_gather
-    monkeypatch.setitem(sys.modules, "kernels.triton_kv", module)
+    monkeypatch.setitem(sys.modules, "shardmill.kernels.triton_kv", module)
 
 
 def to_numpy(latents):

@@ -12,9 +12,9 @@ torch = pytest.importorskip("torch")
 
 @pytest.fixture
 def kernel(monkeypatch, tmp_path):
-    """runtime_patch.block_kernel among stand-ins; calls tell which kernel ran with which folder of tables."""
+    """shardmill.runtime_patch.block_kernel among stand-ins; calls tell which kernel ran with which folder of tables."""
     calls = []
-    gemm = types.ModuleType("kernels.block_gemm")
+    gemm = types.ModuleType("shardmill.kernels.block_gemm")
     gemm.CONFIGS = Path("own")
     gemm.decodes = lambda tokens, K, block, device: tokens <= 8
     gemm.choose = lambda M, N, K, block, device, folder: (M, N, K, block, folder)
@@ -33,14 +33,14 @@ def kernel(monkeypatch, tmp_path):
         module = types.ModuleType(name)
         module.__dict__.update(attributes)
         monkeypatch.setitem(sys.modules, name, module)
-    import kernels
+    import shardmill.kernels
 
-    monkeypatch.setitem(sys.modules, "kernels.block_gemm", gemm)
-    monkeypatch.setattr(kernels, "block_gemm", gemm, raising=False)
-    monkeypatch.delitem(sys.modules, "runtime_patch.block_kernel", raising=False)
-    module = importlib.import_module("runtime_patch.block_kernel")
+    monkeypatch.setitem(sys.modules, "shardmill.kernels.block_gemm", gemm)
+    monkeypatch.setattr(shardmill.kernels, "block_gemm", gemm, raising=False)
+    monkeypatch.delitem(sys.modules, "shardmill.runtime_patch.block_kernel", raising=False)
+    module = importlib.import_module("shardmill.runtime_patch.block_kernel")
     yield types.SimpleNamespace(module=module, calls=calls, envs=sys.modules["vllm"].envs, folder=tmp_path)
-    sys.modules.pop("runtime_patch.block_kernel", None)
+    sys.modules.pop("shardmill.runtime_patch.block_kernel", None)
 
 
 def multiply(kernel, tokens):

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime_patch.entries import FUSED, Entries, Entry, canonical
-from runtime_patch.errors import PatchError
+from shardmill.runtime_patch.entries import FUSED, Entries, Entry, canonical
+from shardmill.runtime_patch.errors import PatchError
 
 TEXT = "model.language_model.layers.0.self_attn"
 FP8_32 = {"quant_algo": "FP8_BLOCK", "group_size": 32}

@@ -4,10 +4,10 @@ import textwrap
 
 import pytest
 
-from runtime_patch import plugin, settings
-from runtime_patch.errors import PatchError
-from runtime_patch.fingerprint import fingerprint
-from runtime_patch.ledger import LEDGER, Patch, mismatches
+from shardmill.runtime_patch import plugin, settings
+from shardmill.runtime_patch.errors import PatchError
+from shardmill.runtime_patch.fingerprint import fingerprint
+from shardmill.runtime_patch.ledger import LEDGER, Patch, mismatches
 
 SOURCE = '''
 LIMIT = 3

@@ -10,8 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kernels import torch_topk  # noqa: E402
-from runtime_patch import tiling  # noqa: E402
+from shardmill.kernels import torch_topk  # noqa: E402
+from shardmill.runtime_patch import tiling  # noqa: E402
 from tests.runtime_patch.fake_vllm import Namespace, State  # noqa: E402
 
 PAGE, DIM, HEADS, KPOOL, TOPK = 4, 8, 2, 4, 24  # pools a page, code bytes a pool, ..., tokens selected
@@ -75,7 +75,7 @@ class Shard:
 
 @pytest.fixture
 def world(monkeypatch):
-    """runtime_patch.indexer among stand-ins; tiles of two pages so that small contexts have several."""
+    """shardmill.runtime_patch.indexer among stand-ins; tiles of two pages so that small contexts have several."""
     seen, state = Seen(), State()
 
     def gather(cache, values, scales, pages, offsets):
@@ -123,18 +123,18 @@ def world(monkeypatch):
         "vllm.models.glm5next.nvidia.sparse_indexer": {"SparseAttnIndexerKpool": Stock},
         "vllm.utils.deep_gemm": {"fp8_fp4_mqa_logits": logits, "mqa_logits_use_mx_scales": lambda: False},
         "vllm.v1.worker.workspace": {"current_workspace_manager": lambda: state},
-        "runtime_patch.quant_config": {"serves_blocks": lambda config: config == "ours"},
+        "shardmill.runtime_patch.quant_config": {"serves_blocks": lambda config: config == "ours"},
     }
     for name, attributes in modules.items():
         module = types.ModuleType(name)
         module.__dict__.update(attributes)
         monkeypatch.setitem(sys.modules, name, module)
     sys.modules["vllm"]._custom_ops = sys.modules["vllm._custom_ops"]
-    monkeypatch.delitem(sys.modules, "runtime_patch.indexer", raising=False)
-    indexer = importlib.import_module("runtime_patch.indexer")
+    monkeypatch.delitem(sys.modules, "shardmill.runtime_patch.indexer", raising=False)
+    indexer = importlib.import_module("shardmill.runtime_patch.indexer")
     monkeypatch.setattr(indexer, "_best_of", torch_topk.select)
     yield types.SimpleNamespace(indexer=indexer, seen=seen, config=config)
-    sys.modules.pop("runtime_patch.indexer", None)
+    sys.modules.pop("shardmill.runtime_patch.indexer", None)
 
 
 def make(world, lengths, queries):

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from runtime_patch import lanes
-from runtime_patch.errors import LaneError
-from runtime_patch.kv_budget import budget
+from shardmill.runtime_patch import lanes
+from shardmill.runtime_patch.errors import LaneError
+from shardmill.runtime_patch.kv_budget import budget
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ pytest.importorskip("torch")
 
 @pytest.fixture
 def passthrough(monkeypatch):
-    """runtime_patch.passthrough where "ours" is the one config with block-FP8 weights."""
-    quant = types.ModuleType("runtime_patch.quant_config")
+    """shardmill.runtime_patch.passthrough where "ours" is the one config with block-FP8 weights."""
+    quant = types.ModuleType("shardmill.runtime_patch.quant_config")
     quant.serves_blocks = lambda config: config == "ours"
     attention = types.ModuleType("vllm.model_executor.layers.attention.mla_attention")
     attention.MLAAttention = Inner
@@ -20,9 +20,9 @@ def passthrough(monkeypatch):
     config.get_current_vllm_config = lambda: Config.current
     for module in (types.ModuleType("vllm"), quant, attention, config):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.delitem(sys.modules, "runtime_patch.passthrough", raising=False)
-    yield importlib.import_module("runtime_patch.passthrough")
-    sys.modules.pop("runtime_patch.passthrough", None)
+    monkeypatch.delitem(sys.modules, "shardmill.runtime_patch.passthrough", raising=False)
+    yield importlib.import_module("shardmill.runtime_patch.passthrough")
+    sys.modules.pop("shardmill.runtime_patch.passthrough", None)
 
 
 class Config:
@@ -57,7 +57,7 @@ def test_mla_gets_our_config_alone(passthrough, config, expected):
 
 def test_mla_refuses_a_backend_without_rows(passthrough, monkeypatch):
     """With a rung set, a layer whose backend stores vLLM's own rows is not built."""
-    from runtime_patch.errors import PatchError
+    from shardmill.runtime_patch.errors import PatchError
 
     class Mla:
         def __init__(self, vllm_config, *, quant_config=None):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime_patch import __main__ as main
-from runtime_patch import checkpoint, lanes, plugin, preflight, tuned_configs
-from runtime_patch.errors import PatchError
+from shardmill.runtime_patch import __main__ as main
+from shardmill.runtime_patch import checkpoint, lanes, plugin, preflight, tuned_configs
+from shardmill.runtime_patch.errors import PatchError
 
 O_PROJ = "model.language_model.layers.0.self_attn.o_proj"
 ENTRY = {"quant_algo": "FP8_BLOCK", "group_size": 128}
@@ -132,18 +132,11 @@ def test_a_misspelt_variable_is_an_error(here, environ, subject):
     assert ("error", subject) in findings(**environ)
 
 
-def test_a_foreign_kernels_package_is_an_error(here, monkeypatch, tmp_path):
-    """Where another package called kernels is found first, the rows would not be ours."""
-    foreign = types.SimpleNamespace(origin=str(tmp_path / "kernels" / "__init__.py"))
-    monkeypatch.setattr(preflight.importlib.util, "find_spec", lambda name: foreign)
-    assert "pip uninstall kernels" in findings()[("error", "kernels")]
-
-
 def test_the_plugin_must_be_found_and_let_in(monkeypatch):
     """Without the entry point, or with VLLM_PLUGINS leaving it out, vLLM would serve without the plugin."""
     monkeypatch.setattr(preflight, "entry_points", lambda group: [])
     assert len(list(preflight._plugin_found({"VLLM_PLUGINS": "other"}))) == 2
-    ours = types.SimpleNamespace(value="runtime_patch.plugin:register")
+    ours = types.SimpleNamespace(value="shardmill.runtime_patch.plugin:register")
     monkeypatch.setattr(preflight, "entry_points", lambda group: [ours])
     assert list(preflight._plugin_found({"VLLM_PLUGINS": "other,shardmill"})) == []
     assert list(preflight._plugin_found({})) == []
@@ -224,8 +217,9 @@ def test_works_without_the_pipeline():
     import subprocess
 
     program = (
-        "import sys; sys.modules.update(dict.fromkeys(['pipeline', 'verify', 'click', 'torch'])); "
-        "from runtime_patch.__main__ import main; sys.exit(main(['serve', 'text-512k', '--model', 'm', '--print']))"
+        "import sys; sys.modules.update(dict.fromkeys(['shardmill.pipeline', 'shardmill.verify', 'click', 'torch'])); "
+        "from shardmill.runtime_patch.__main__ import main; "
+        "sys.exit(main(['serve', 'text-512k', '--model', 'm', '--print']))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=Path(main.__file__).parents[1], capture_output=True

@@ -6,9 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kernels import kv_row  # noqa: E402
-from runtime_patch import rows  # noqa: E402
-from runtime_patch.errors import PatchError  # noqa: E402
+from shardmill.kernels import kv_row  # noqa: E402
+from shardmill.runtime_patch import rows  # noqa: E402
+from shardmill.runtime_patch.errors import PatchError  # noqa: E402
 from tests.runtime_patch import fake_vllm as fake  # noqa: E402
 
 RUNGS = ["8888", "8666", "6666", "6666f"]
@@ -72,8 +72,8 @@ def canonical(rung, pages):
 def test_the_page_is_the_rung(vllm, monkeypatch, rung):
     """The KV spec has the rung's row, and blocks lie a whole number of 64-row pages apart, on both cards."""
     monkeypatch.setenv("VLLM_KVQ_TILES", rung)
-    from runtime_patch.rows_sm90 import CompactSm90Backend
-    from runtime_patch.rows_sm120 import CompactSm120Backend
+    from shardmill.runtime_patch.rows_sm90 import CompactSm90Backend
+    from shardmill.runtime_patch.rows_sm120 import CompactSm120Backend
 
     row_bytes = kv_row.RowLayout.parse(rung).row_bytes
     for backend in (CompactSm90Backend, CompactSm120Backend):
@@ -85,7 +85,7 @@ def test_the_page_is_the_rung(vllm, monkeypatch, rung):
 def test_sm120_attends_as_on_canonical_rows(vllm, monkeypatch, rung, tokens):
     """Whatever the rung and the number of tokens, the output is the kernel's on canonical rows, bit for bit."""
     monkeypatch.setenv("VLLM_KVQ_TILES", rung)
-    from runtime_patch.rows_sm120 import CompactSm120Impl
+    from shardmill.runtime_patch.rows_sm120 import CompactSm120Impl
 
     impl = CompactSm120Impl()
     pages, physical = filled(impl, impl.layout.row_bytes)
@@ -105,7 +105,7 @@ def test_sm120_attends_as_on_canonical_rows(vllm, monkeypatch, rung, tokens):
 def test_sm90_attends_as_on_canonical_rows(vllm, monkeypatch, rung, tokens):
     """FlashMLA sees canonical rows alone; several chunks each get scheduler metadata of their own."""
     monkeypatch.setenv("VLLM_KVQ_TILES", rung)
-    from runtime_patch.rows_sm90 import CompactSm90Impl
+    from shardmill.runtime_patch.rows_sm90 import CompactSm90Impl
 
     impl = CompactSm90Impl()
     pages, physical = filled(impl, impl.layout.row_bytes)
@@ -119,7 +119,7 @@ def test_sm90_attends_as_on_canonical_rows(vllm, monkeypatch, rung, tokens):
 def test_stock_8888_is_the_first_528_bytes(vllm, monkeypatch):
     """Rung 8888 writes the bytes that vLLM's own row begins with."""
     monkeypatch.setenv("VLLM_KVQ_TILES", "8888")
-    from runtime_patch.rows_sm120 import CompactSm120Impl
+    from shardmill.runtime_patch.rows_sm120 import CompactSm120Impl
 
     impl = CompactSm120Impl()
     pages, physical = filled(impl, 528)
@@ -147,7 +147,7 @@ def test_what_cannot_be_served_is_refused(vllm, monkeypatch, field, value, told)
     """A model with a rotary part, or a mode that reads rows elsewhere, is an error when the layer is built."""
     monkeypatch.setenv("VLLM_KVQ_TILES", "6666")
     setattr(vllm, field, value)
-    from runtime_patch.rows_sm120 import CompactSm120Impl
+    from shardmill.runtime_patch.rows_sm120 import CompactSm120Impl
 
     with pytest.raises(PatchError, match=told):
         CompactSm120Impl()
@@ -155,7 +155,7 @@ def test_what_cannot_be_served_is_refused(vllm, monkeypatch, field, value, told)
 
 def test_mixed_batch_path_is_taken(vllm, monkeypatch):
     """On SM90 prefill goes through the decode kernel, so that one hook sees every read."""
-    from runtime_patch.rows_sm90 import CompactSm90Backend
+    from shardmill.runtime_patch.rows_sm90 import CompactSm90Backend
 
     assert CompactSm90Backend.get_builder_cls()().fp8_use_mixed_batch is True
 

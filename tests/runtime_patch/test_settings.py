@@ -2,8 +2,8 @@
 
 import pytest
 
-from runtime_patch import settings
-from runtime_patch.errors import PatchError
+from shardmill.runtime_patch import settings
+from shardmill.runtime_patch.errors import PatchError
 
 
 def test_unset_leaves_vllm_alone():

@@ -9,10 +9,10 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from hypothesis.extra import numpy as arrays  # noqa: E402
 
-from kernels import torch_topk  # noqa: E402
-from runtime_patch import tiling  # noqa: E402
-from runtime_patch.block_scales import UNFILLED, check_filled, lm_head_loader  # noqa: E402
-from runtime_patch.errors import PatchError  # noqa: E402
+from shardmill.kernels import torch_topk  # noqa: E402
+from shardmill.runtime_patch import tiling  # noqa: E402
+from shardmill.runtime_patch.block_scales import UNFILLED, check_filled, lm_head_loader  # noqa: E402
+from shardmill.runtime_patch.errors import PatchError  # noqa: E402
 
 
 class Shards:

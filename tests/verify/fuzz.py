@@ -21,15 +21,15 @@ import safetensors
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from shardmill.verify.questions.integrity import integrity
+from shardmill.verify.questions.lint import lint
+from shardmill.verify.questions.loads import loads
+from shardmill.verify.reading.header import LENGTH_BYTES, header_length, parse_header
+from shardmill.verify.rules.findings import Report, UnreadableError
 from tests.verify.memory import Memory
-from tests.zoo.clean import LM, encoded
-from tests.zoo.headers import HEADERS
-from tests.zoo.model import INDEX, MANIFEST, Model, bf16, block_scales, f32, packed, scales
-from verify.container import LENGTH_BYTES, header_length, parse_header
-from verify.findings import Report, UnreadableError
-from verify.integrity import integrity
-from verify.lint import lint
-from verify.loads import loads
+from tests.verify.zoo.clean import LM, encoded
+from tests.verify.zoo.headers import HEADERS
+from tests.verify.zoo.model import INDEX, MANIFEST, Model, bf16, block_scales, f32, packed, scales
 
 SECONDS_MAX = 5.0
 PEAK_BYTES_MAX = 300 << 20

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
-from verify.findings import Finding, UnreadableError
+from shardmill.verify.rules.findings import Finding, UnreadableError
 
 
 class _Reader:

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shardmill.verify.questions.integrity import integrity
+from shardmill.verify.questions.lint import lint
 from tests.verify.memory import Memory
-from tests.zoo.all import ANIMALS, ask
-from tests.zoo.clean import CLEAN, mixed_child
-from tests.zoo.model import INDEX, MANIFEST, Blob, Model, bits, canonical, f32
-from verify.integrity import integrity
-from verify.lint import lint
+from tests.verify.zoo.all import ANIMALS, ask
+from tests.verify.zoo.clean import CLEAN, mixed_child
+from tests.verify.zoo.model import INDEX, MANIFEST, Blob, Model, bits, canonical, f32
 
 Files = dict[str, bytes]
 SCALES = ("weight_scale_inv", "weight_scale", "weight_scale_2", "weight_global_scale", "scale_weight")

@@ -120,9 +120,9 @@ WRITERS: dict[str, Callable[[Path, Path], None]] = {
 
 
 def findings(folder: Path) -> Iterator[str]:
-    from verify.integrity import integrity
-    from verify.lint import lint
-    from verify.source import Folder
+    from shardmill.verify.questions.integrity import integrity
+    from shardmill.verify.questions.lint import lint
+    from shardmill.verify.reading.source import Folder
 
     for question in (integrity, lint):
         for finding in question(Folder(folder)).findings:  # type: ignore[operator]

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.zoo.clean import plain
-from tests.zoo.headers import ANIMALS
+from tests.verify.zoo.clean import plain
+from tests.verify.zoo.headers import ANIMALS
 
 PEAK_KIB_MAX = 300 << 10
 CODE = """
 import resource, sys
 from click.testing import CliRunner
-from verify.commands import verify
+from shardmill.verify.commands.group import verify
 result = CliRunner().invoke(verify, ["integrity", sys.argv[1], "--json"])
 lint = CliRunner().invoke(verify, ["lint", sys.argv[1], "--json"])
 used = resource.getrusage(resource.RUSAGE_SELF)

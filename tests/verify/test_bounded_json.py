@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from verify import bounded_json
-from verify.bounded_json import BadJsonError, loads
+from shardmill.verify.reading import bounded_json
+from shardmill.verify.reading.bounded_json import BadJsonError, loads
 
 
 @pytest.mark.parametrize(

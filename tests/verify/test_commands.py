@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.zoo.clean import mixed_child, nvfp4_parent
-from verify.commands import QUESTIONS, verify
+from shardmill.verify.commands.group import QUESTIONS, verify
+from tests.verify.zoo.clean import mixed_child, nvfp4_parent
 
 OURS = [question for question in QUESTIONS if question not in ("accept", "fit")]
 
@@ -35,8 +35,11 @@ def test_every_question_has_help_with_an_example(question: str) -> None:
 
 
 def test_the_group_lists_its_questions_without_importing_them() -> None:
-    code = "import sys, verify.commands as c; c.verify.main(['--help'], standalone_mode=False);"
-    code += "assert not {'numpy', 'xxhash', 'verify.integrity', 'huggingface_hub'} & set(sys.modules)"
+    code = (
+        "import sys, shardmill.verify.commands.group as c; c.verify.main(['--help'], standalone_mode=False);"
+    )
+    heavy = ("numpy", "xxhash", "shardmill.verify.questions.integrity", "huggingface_hub")
+    code += f"assert not set({heavy}) & set(sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert all(question in shown.stdout for question in QUESTIONS)
 
@@ -170,7 +173,7 @@ def test_the_rules_are_listed_without_a_checkpoint() -> None:
 def test_findings_beyond_a_bound_are_counted_and_not_kept(
     monkeypatch: pytest.MonkeyPatch, pair: tuple[Path, Path]
 ) -> None:
-    monkeypatch.setattr("verify.findings.FINDINGS_OF_A_RULE_MAX", 3)
+    monkeypatch.setattr("shardmill.verify.rules.findings.FINDINGS_OF_A_RULE_MAX", 3)
     index, file = pair[1] / "model.safetensors.index.json", "model-00001-of-00002.safetensors"
     names = [name for name, placed in json.loads(index.read_text())["weight_map"].items() if placed == file]
     index.write_text(json.dumps({"weight_map": {names[0]: file}}))

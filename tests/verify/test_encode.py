@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.formats import E4M3_VALUES
-from verify.encode import decodes_to, encode_block, nearest
+from shardmill.kernels.formats import E4M3_VALUES
+from shardmill.verify.formats.encode import decodes_to, encode_block, nearest
 
 
 def _bf16(bits: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]

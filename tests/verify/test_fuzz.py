@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from shardmill.verify.questions.integrity import integrity
 from tests.verify.fuzz import ROUND, SECONDS_MAX, Corpus, check_file, check_header, run, tiny
-from tests.zoo.headers import HEADERS
-from verify.integrity import integrity
+from tests.verify.zoo.headers import HEADERS
 
 
 def test_edited_headers_and_files_never_raise_and_never_take_long(monkeypatch) -> None:  # type: ignore[no-untyped-def]

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from shardmill.verify.formats.matrices import STRIP_ELEMENTS, Matrix, strips
+from shardmill.verify.formats.schemes import Linear
+from shardmill.verify.reading.header import Tensor
 from tests.verify.fuzz import QUESTIONS, Corpus
 from tests.verify.memory import Memory
-from verify.container import Tensor
-from verify.matrices import STRIP_ELEMENTS, Matrix, strips
-from verify.schemes import Linear
 
 CORPUS = Corpus()
 QUANT = "quantization_config"

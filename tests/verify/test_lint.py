@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.zoo.clean import CLEAN, compressed_channel, deepseek, mixed_child, nvfp4_parent
-from tests.zoo.loading import _six
-from tests.zoo.model import bf16
-from tests.zoo.scales import _split_w13
-from verify.findings import Report
-from verify.lint import Wishes, lint
-from verify.source import Folder
+from shardmill.verify.questions.lint import Wishes, lint
+from shardmill.verify.reading.source import Folder
+from shardmill.verify.rules.findings import Report
+from tests.verify.zoo.clean import CLEAN, compressed_channel, deepseek, mixed_child, nvfp4_parent
+from tests.verify.zoo.loading import _six
+from tests.verify.zoo.model import bf16
+from tests.verify.zoo.scales import _split_w13
 
 
 def _lint(folder: Path, *wishes: Wishes) -> Report:

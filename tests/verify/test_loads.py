@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.zoo.clean import mixed_child, nvfp4_parent
-from tests.zoo.loading import _keep_b, _six
-from tests.zoo.model import Model, codes, f32, scales
-from verify.findings import Report
-from verify.loads import loads
-from verify.source import Folder
+from shardmill.verify.questions.loads import loads
+from shardmill.verify.reading.source import Folder
+from shardmill.verify.rules.findings import Report
+from tests.verify.zoo.clean import mixed_child, nvfp4_parent
+from tests.verify.zoo.loading import _keep_b, _six
+from tests.verify.zoo.model import Model, codes, f32, scales
 
 
 def _loads(model: Model, folder: Path, runtime: str | None = None) -> Report:

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 import xxhash
 
-from tests.zoo.clean import (
+from shardmill.verify.formats.matrices import Matrix, Open, decoded
+from shardmill.verify.formats.schemes import quantised
+from shardmill.verify.questions.diff import diff
+from shardmill.verify.questions.integrity import integrity
+from shardmill.verify.questions.reproduce import reproduce
+from shardmill.verify.questions.roundtrip import Limits, roundtrip
+from shardmill.verify.reading.source import Folder
+from shardmill.verify.rules.findings import Report
+from tests.verify.zoo.clean import (
     CONVERTED,
     LM,
     compressed_block,
@@ -19,15 +27,7 @@ from tests.zoo.clean import (
     nvfp4_parent,
     plain,
 )
-from tests.zoo.model import Blob, Model, codes, patch, scales
-from verify.difference import diff
-from verify.findings import Report
-from verify.integrity import integrity
-from verify.matrices import Matrix, Open, decoded
-from verify.reproduce import reproduce
-from verify.roundtrip import Limits, roundtrip
-from verify.schemes import quantised
-from verify.source import Folder
+from tests.verify.zoo.model import Blob, Model, codes, patch, scales
 
 Q, O = f"{LM}layers.0.self_attn.q_proj.weight", f"{LM}layers.0.self_attn.o_proj.weight"  # noqa: E741
 BLOCKS = 3 * (3 * 16 + 1)  # three layers of q, k, v in [32,32] and o in [128,128], all 128 x 128
@@ -103,7 +103,7 @@ def test_a_nan_in_the_parent_is_no_block_of_any_recipe(two: Two) -> None:
 def _recover(two: Two, claimed: int) -> None:
     """q becomes a native copy: the parent's values are BF16 of code * scale, with scales that are not amax / 448."""
     raw, scale = codes("native", 128, 128), scales("native", 4, 4, base=3e-4)
-    from kernels.formats import E4M3_VALUES
+    from shardmill.kernels.formats import E4M3_VALUES
 
     wide = np.repeat(np.repeat(np.frombuffer(scale.data, "<f4").reshape(4, 4), 32, 0), 32, 1)
     bits = (
@@ -196,7 +196,7 @@ def test_nvfp4_decodes_by_its_own_convention(maker: Callable[[], Model], leaf: s
     """One multiplies by its global scale, the other divides; the even element lies in the low nibble."""
     model = maker()
     model.write(tmp_path)
-    from verify.checkpoint import open_checkpoint
+    from shardmill.verify.reading.checkpoint import open_checkpoint
 
     checkpoint = open_checkpoint(Folder(tmp_path), Report("t"))
     linear = next(item for item in quantised(checkpoint.tensors).values() if "gate_proj" in item.module)

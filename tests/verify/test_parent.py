@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.zoo.clean import LM, mixed_child, nvfp4_parent
-from tests.zoo.model import Model, bf16, f32, patch
-from verify.findings import Report
-from verify.integrity import integrity
-from verify.source import Folder
+from shardmill.verify.questions.integrity import integrity
+from shardmill.verify.reading.source import Folder
+from shardmill.verify.rules.findings import Report
+from tests.verify.zoo.clean import LM, mixed_child, nvfp4_parent
+from tests.verify.zoo.model import Model, bf16, f32, patch
 
 NORM = f"{LM}norm.weight"
 Q = f"{LM}layers.0.self_attn.q_proj.weight"

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.zoo.all import ask
-from tests.zoo.clean import mixed_child, nvfp4_parent
-from tests.zoo.model import INDEX, Model
-from verify.integrity import integrity
-from verify.source import Folder
+from shardmill.verify.questions.integrity import integrity
+from shardmill.verify.reading.source import Folder
+from tests.verify.zoo.all import ask
+from tests.verify.zoo.clean import mixed_child, nvfp4_parent
+from tests.verify.zoo.model import INDEX, Model
 
 
 @pytest.fixture

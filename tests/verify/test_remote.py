@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from shardmill.verify.commands.group import verify
+from shardmill.verify.questions.integrity import integrity
+from shardmill.verify.questions.lint import Wishes, lint
+from shardmill.verify.reading import remote
+from shardmill.verify.reading.places import PlaceError, hub_repository, web_folder
+from shardmill.verify.reading.remote import Address, _Redirects
+from shardmill.verify.reading.source import Folder
+from shardmill.verify.rules.findings import Report, UnreadableError
 from tests.verify.web import SHA, Server, serving
-from tests.zoo.clean import LM, mixed_child, nvfp4_parent
-from tests.zoo.model import patch
-from verify import remote
-from verify.commands import verify
-from verify.findings import Report, UnreadableError
-from verify.integrity import integrity
-from verify.lint import Wishes, lint
-from verify.remote import Address, _Redirects
-from verify.remote_places import PlaceError, hub_repository, web_folder
-from verify.source import Folder
+from tests.verify.zoo.clean import LM, mixed_child, nvfp4_parent
+from tests.verify.zoo.model import patch
 
 FILE = "model-00001-of-00002.safetensors"
 

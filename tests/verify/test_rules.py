@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.zoo.all import ANIMALS
-from verify.catalogue import CATALOGUE, catalogue
-from verify.rules import BY_ID, RULES, rule_named
+from shardmill.verify.rules.catalogue import CATALOGUE, catalogue
+from shardmill.verify.rules.table import BY_ID, RULES, rule_named
+from tests.verify.zoo.all import ANIMALS
 
 ROOT = Path(__file__).parents[2]
 TESTS = "\n".join(path.read_text() for path in sorted((ROOT / "tests" / "verify").glob("test_*.py")))
 SOURCES = "\n".join(
-    path.read_text() for path in sorted((ROOT / "verify").glob("*.py")) if not path.name.startswith("rules")
+    path.read_text() for path in sorted((ROOT / "verify").rglob("*.py")) if path.parent.name != "rules"
 )
 IN_ZOO = {animal.rule for animal in ANIMALS}
 
@@ -40,14 +40,14 @@ def test_a_rule_is_named_by_id_in_any_case_or_by_slug() -> None:
 
 
 def test_the_catalogue_in_docs_is_made_from_the_table() -> None:
-    """`python -m verify.catalogue` writes it."""
+    """`python -m shardmill.verify.rules.catalogue` writes it."""
     assert (ROOT / CATALOGUE).read_text() == catalogue()
 
 
 def test_every_question_has_its_page_and_each_option_that_a_page_names_is_there() -> None:
     from click.testing import CliRunner
 
-    from verify.commands import QUESTIONS, verify
+    from shardmill.verify.commands.group import QUESTIONS, verify
 
     pages = {
         path.stem.removeprefix("verify-"): path.read_text() for path in (ROOT / "docs").glob("verify-*.md")

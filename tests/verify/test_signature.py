@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tests.zoo.clean import mixed_child, plain
+from tests.verify.zoo.clean import mixed_child, plain
 
 pytest.importorskip("model_signing", reason="needs the extra `sign`")
 
 from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from verify.commands import verify
-from verify.integrity import integrity
-from verify.provenance import PROVENANCE
-from verify.signature import SIGNATURE, SigningError, check_signature, sign
-from verify.source import Folder
+from shardmill.verify.commands.group import verify
+from shardmill.verify.questions.integrity import integrity
+from shardmill.verify.questions.provenance import PROVENANCE
+from shardmill.verify.questions.signature import SIGNATURE, SigningError, check_signature, sign
+from shardmill.verify.reading.source import Folder
 
 
 def _keys(folder: Path, name: str = "k") -> tuple[Path, Path]:
@@ -97,7 +97,7 @@ def test_a_statement_that_says_something_else_is_found_even_if_signed(tmp_path: 
     private, public = _keys(tmp_path)
     sign(tmp_path / "c", private, None)
     (tmp_path / "c" / PROVENANCE).write_bytes(b"{}\n")
-    from verify.signature import _hashing, _library
+    from shardmill.verify.questions.signature import _hashing, _library
 
     library = _library()
     signer = library.signing.Config().use_elliptic_key_signer(private_key=private)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.zoo.clean import nvfp4_parent, plain
-from verify import source
-from verify.findings import UnreadableError
-from verify.integrity import integrity
-from verify.source import Folder, read
+from shardmill.verify.questions.integrity import integrity
+from shardmill.verify.reading import source
+from shardmill.verify.reading.source import Folder, read
+from shardmill.verify.rules.findings import UnreadableError
+from tests.verify.zoo.clean import nvfp4_parent, plain
 
 
 def test_a_hugging_face_cache_snapshot_is_read_through_its_links(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ SECONDS_MAX = 10.0  # of CPU time
 CODE = """
 import json, resource, sys
 from click.testing import CliRunner
-from verify.commands import verify
+from shardmill.verify.commands.group import verify
 result = CliRunner().invoke(verify, ["lint", sys.argv[1], "--headers-only", "--json"])
 used = resource.getrusage(resource.RUSAGE_SELF)
 # Not ru_maxrss: a child begins with what its parent, the whole test suite, had at its largest.
@@ -27,7 +27,7 @@ print(json.dumps([result.exit_code, status, peak, used.ru_utime + used.ru_stime]
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/status")
 def test_lint_of_the_real_parents_headers_takes_10_seconds_and_500_mib_at_most(tmp_path: Path) -> None:
-    from pipeline.commands.toy import toy_parent
+    from shardmill.pipeline.commands.toy import toy_parent
 
     made = CliRunner().invoke(toy_parent, [str(tmp_path / "headers"), "--size", "headers"])
     assert made.exit_code == 0, made.output

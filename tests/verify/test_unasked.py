@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tests.zoo.clean import plain
-from verify.commands import verify
+from shardmill.verify.commands.group import verify
+from tests.verify.zoo.clean import plain
 
 
 @pytest.mark.parametrize("question", ["roundtrip", "reproduce"])

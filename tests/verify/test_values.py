@@ -7,8 +7,8 @@ import struct
 import numpy as np
 import pytest
 
-from verify.container import Tensor
-from verify.values import CODE_LAWS, SCALE_LAWS, Law, Look, place_of
+from shardmill.verify.formats.values import CODE_LAWS, SCALE_LAWS, Law, Look, place_of
+from shardmill.verify.reading.header import Tensor
 
 BYTES = range(256)
 CASES = [

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.zoo.all import ANIMALS, ask
-from tests.zoo.case import Animal
-from tests.zoo.clean import CLEAN
-from verify.rules import RULES
+from shardmill.verify.rules.table import RULES
+from tests.verify.zoo.all import ANIMALS, ask
+from tests.verify.zoo.case import Animal
+from tests.verify.zoo.clean import CLEAN
 
 
 @pytest.mark.parametrize("question", ["integrity", "lint"])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from verify.accept.identity import IdentityError, checkpoint_digest
-from verify.accept.runs import RunError, read_head
+from shardmill.verify.accept.identity import IdentityError, checkpoint_digest
+from shardmill.verify.accept.runs import RunError, read_head
 
 NOTE = Path(".shardmill") / "accept-runs"
 

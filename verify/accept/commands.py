@@ -11,13 +11,13 @@ from typing import Any, get_args
 
 import click
 
-from verify.accept.bound import remember_run
-from verify.accept.client import Client
-from verify.accept.identity import Identity, IdentityError, ask_identity, checkpoint_digest
-from verify.accept.items import Item, Kind, list_items
-from verify.accept.protocol import Protocol, ProtocolError, read_protocol
-from verify.accept.runs import Run, RunError, read_run, stale_runs, start_run
-from verify.accept.tokens import Tokens, freeze, read_tokens, write_tokens
+from shardmill.verify.accept.bound import remember_run
+from shardmill.verify.accept.client import Client
+from shardmill.verify.accept.identity import Identity, IdentityError, ask_identity, checkpoint_digest
+from shardmill.verify.accept.items import Item, Kind, list_items
+from shardmill.verify.accept.protocol import Protocol, ProtocolError, read_protocol
+from shardmill.verify.accept.runs import Run, RunError, read_run, stale_runs, start_run
+from shardmill.verify.accept.tokens import Tokens, freeze, read_tokens, write_tokens
 
 _protocol = click.option(
     "--protocol",
@@ -123,8 +123,8 @@ def _record(
     items: list[Item],
     equal_to: str | None,
 ) -> Run:
-    from verify.accept.record import Recorder, record_all
-    from verify.accept.speculation import check_speculation
+    from shardmill.verify.accept.record import Recorder, record_all
+    from shardmill.verify.accept.speculation import check_speculation
 
     check_speculation(client, identity, items, read_run(Path(equal_to)) if equal_to else None)
     start_run(folder, identity, protocol.digest, tokens.digest)
@@ -163,8 +163,8 @@ def compare_command(
     """
     if find_spec("scipy") is None:
         raise click.ClickException("compare needs scipy: pip install 'shardmill[accept]'")
-    from verify.accept import report
-    from verify.accept.compare import compare
+    from shardmill.verify.accept import report
+    from shardmill.verify.accept.compare import compare
 
     protocol = _read(protocol_name)
     tokens = _sentences(lambda: read_tokens(Path(tokens_file) if tokens_file else None, protocol))
@@ -199,8 +199,8 @@ def plan_command(protocol_name: str, floor: float, truth: float, power: float, e
     \b
     Example: shardmill verify accept plan --protocol published --floor 0.95 --truth 0.9557
     """
-    from verify.accept import report
-    from verify.accept.stats import positions_to_pass
+    from shardmill.verify.accept import report
+    from shardmill.verify.accept.stats import positions_to_pass
 
     protocol = _read(protocol_name)
     if not (0 < floor < 1 and 0 < truth < 1 and 0 < power < 1 and effect >= 1):

@@ -9,21 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from verify.accept.diverge import Divergence, diverge
-from verify.accept.gates import Gate, Ruling, judge_proportion, judge_value
-from verify.accept.items import Item
-from verify.accept.measure import (
-    Measure,
-    Proportion,
-    Value,
-    probe_measures,
-    run_measures,
-    text_of,
-)
-from verify.accept.protocol import Protocol
-from verify.accept.runs import Row, Run, RunError
-from verify.accept.score import Pair, Position, pair, read_positions
-from verify.accept.stats import Interval, design_effect, document_bootstrap, mcnemar, wilson
+from shardmill.verify.accept.diverge import Divergence, diverge
+from shardmill.verify.accept.gates import Gate, Ruling, judge_proportion, judge_value
+from shardmill.verify.accept.items import Item
+from shardmill.verify.accept.measure import Measure, Proportion, Value, probe_measures, run_measures, text_of
+from shardmill.verify.accept.protocol import Protocol
+from shardmill.verify.accept.runs import Row, Run, RunError
+from shardmill.verify.accept.score import Pair, Position, pair, read_positions
+from shardmill.verify.accept.stats import Interval, design_effect, document_bootstrap, mcnemar, wilson
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
-from verify.accept.measure import generated_ids
-from verify.accept.runs import Row, Run
+from shardmill.verify.accept.measure import generated_ids
+from shardmill.verify.accept.runs import Row, Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from verify.accept.stats import positions_to_decide, wilson_bounds
+from shardmill.verify.accept.stats import positions_to_decide, wilson_bounds
 
 Outcome = Literal["PASS", "FAIL", "INCONCLUSIVE", "NOT MEASURED"]
 

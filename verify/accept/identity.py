@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from verify.accept.client import Client, UnreachableError, samples
-from verify.accept.protocol import digest_of
+from shardmill.verify.accept.client import Client, UnreachableError, samples
+from shardmill.verify.accept.protocol import digest_of
 
 MANIFEST = "shardmill.manifest.json"
 CACHE_FLAGS = (

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from verify.accept.pictures import Picture, draw_pictures
-from verify.accept.protocol import Document, Protocol, needle_texts
-from verify.accept.tokens import Tokens
+from shardmill.verify.accept.pictures import Picture, draw_pictures
+from shardmill.verify.accept.protocol import Document, Protocol, needle_texts
+from shardmill.verify.accept.tokens import Tokens
 
 Kind = Literal[
     "score",

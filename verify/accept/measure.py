@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Any
 
-from verify.accept.items import Item
-from verify.accept.protocol import Protocol, needle_number
-from verify.accept.runs import Row, Run
+from shardmill.verify.accept.items import Item
+from shardmill.verify.accept.protocol import Protocol, needle_number
+from shardmill.verify.accept.runs import Row, Run
 
 REPLACEMENT = "\ufffd"
 REPETITION_TOKENS_MIN = 2700  # a generation shorter than this shows no repetition at long context

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from verify.accept.gates import Gate
+from shardmill.verify.accept.gates import Gate
 
 SHIPPED = Path(__file__).parent / "protocols"
 TOP_K_MAX = 20  # what vLLM answers without a flag of its own

@@ -13,13 +13,13 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from verify.accept.client import Client, Reply
-from verify.accept.identity import Identity
-from verify.accept.items import Item
-from verify.accept.runs import Row, Run, RunError, add_notes, append_row, read_run, request_digest
-from verify.accept.score import read_positions
-from verify.accept.speculation import acceptance
-from verify.accept.watermark import Watermark
+from shardmill.verify.accept.client import Client, Reply
+from shardmill.verify.accept.identity import Identity
+from shardmill.verify.accept.items import Item
+from shardmill.verify.accept.runs import Row, Run, RunError, add_notes, append_row, read_run, request_digest
+from shardmill.verify.accept.score import read_positions
+from shardmill.verify.accept.speculation import acceptance
+from shardmill.verify.accept.watermark import Watermark
 
 REFUSED = "refused"  # the detail of a request with one picture too many, as it should be
 KEPT: tuple[str, ...] = ("choices", "usage")

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from verify.accept.compare import Comparison, Scored
-from verify.accept.diverge import Divergence
-from verify.accept.measure import Measure, Proportion, as_plain, failures, soak_seconds
-from verify.accept.protocol import Published
-from verify.accept.runs import Run
-from verify.accept.stats import DOCUMENTS_MIN, Interval, wilson
+from shardmill.verify.accept.compare import Comparison, Scored
+from shardmill.verify.accept.diverge import Divergence
+from shardmill.verify.accept.measure import Measure, Proportion, as_plain, failures, soak_seconds
+from shardmill.verify.accept.protocol import Published
+from shardmill.verify.accept.runs import Run
+from shardmill.verify.accept.stats import DOCUMENTS_MIN, Interval, wilson
 
 
 def percent(interval: Interval | None) -> str:

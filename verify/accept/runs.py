@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from verify.accept.identity import Identity, IdentityError, parse_identity
-from verify.accept.items import Item
-from verify.accept.protocol import digest_of
+from shardmill.verify.accept.identity import Identity, IdentityError, parse_identity
+from shardmill.verify.accept.items import Item
+from shardmill.verify.accept.protocol import digest_of
 
 FORMAT = "shardmill/accept-run/1"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from verify.accept.client import Client, samples
-from verify.accept.identity import Identity
-from verify.accept.items import Item
-from verify.accept.runs import Run, RunError
+from shardmill.verify.accept.client import Client, samples
+from shardmill.verify.accept.identity import Identity
+from shardmill.verify.accept.items import Item
+from shardmill.verify.accept.runs import Run, RunError
 
 DRAFTS = "spec_decode_num_drafts"
 ACCEPTED = "spec_decode_num_accepted_tokens_per_pos"

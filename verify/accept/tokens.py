@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from verify.accept.client import Client
-from verify.accept.protocol import Protocol, ProtocolError, digest_of
+from shardmill.verify.accept.client import Client
+from shardmill.verify.accept.protocol import Protocol, ProtocolError, digest_of
 
 
 @dataclass(frozen=True, slots=True)

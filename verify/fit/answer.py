@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from verify.fit.cards import Card
-from verify.fit.lane import ROW_BYTES, Lane
-from verify.fit.layers import plan_layers
-from verify.fit.planner import KvPlan, plan_blocks
-from verify.fit.scratch import MIB, Term, scratch_terms
-from verify.fit.shape import Shape
-from verify.fit.weights import WeightBytes
+from shardmill.verify.fit.cards import Card
+from shardmill.verify.fit.lane import ROW_BYTES, Lane
+from shardmill.verify.fit.layers import plan_layers
+from shardmill.verify.fit.planner import KvPlan, plan_blocks
+from shardmill.verify.fit.scratch import MIB, Term, scratch_terms
+from shardmill.verify.fit.shape import Shape
+from shardmill.verify.fit.weights import WeightBytes
 
 Verdict = Literal["fits", "does not fit", "too close to call"]
 

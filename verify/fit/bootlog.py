@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from verify.fit.answer import Answer
-from verify.fit.planner import KvPlan
+from shardmill.verify.fit.answer import Answer
+from shardmill.verify.fit.planner import KvPlan
 
 GIB = 1 << 30
 

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import click
 
-from verify.ask import source_at
-from verify.findings import UnreadableError
-from verify.fit import show
-from verify.fit.answer import Answer, Rung, judge, ladder
-from verify.fit.attempts import mlp_alone, tell
-from verify.fit.bootlog import LogError, compare, read_log
-from verify.fit.boots import BOOTS, GLM_5_3_FLASH_SERVED
-from verify.fit.cards import CARDS, Card, custom_card
-from verify.fit.fork import plan_fork
-from verify.fit.headers import Facts, read_facts
-from verify.fit.lane import KDA_BACKENDS, ROW_BYTES, Lane, LaneError, find_lane, override, read_lane
-from verify.fit.shape import ConfigError, read_shape
-from verify.fit.waterfall import draw
-from verify.fit.weights import WeightsError
+from shardmill.verify.commands.options import source_at
+from shardmill.verify.fit import show
+from shardmill.verify.fit.answer import Answer, Rung, judge, ladder
+from shardmill.verify.fit.bootlog import LogError, compare, read_log
+from shardmill.verify.fit.cards import CARDS, Card, custom_card
+from shardmill.verify.fit.headers import Facts, read_facts
+from shardmill.verify.fit.lane import KDA_BACKENDS, ROW_BYTES, Lane, LaneError, find_lane, override, read_lane
+from shardmill.verify.fit.published.attempts import mlp_alone, tell
+from shardmill.verify.fit.published.boots import BOOTS, GLM_5_3_FLASH_SERVED
+from shardmill.verify.fit.published.fork import plan_fork
+from shardmill.verify.fit.shape import ConfigError, read_shape
+from shardmill.verify.fit.waterfall import draw
+from shardmill.verify.fit.weights import WeightsError
+from shardmill.verify.rules.findings import UnreadableError
 
 PICTURES = (".svg", ".png")
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from verify.checkpoint import open_checkpoint
-from verify.findings import Report, Severity
-from verify.fit.shape import ConfigError, Shape, read_shape
-from verify.fit.weights import Headers, WeightBytes, weights_per_rank
-from verify.source import Source
+from shardmill.verify.fit.shape import ConfigError, Shape, read_shape
+from shardmill.verify.fit.weights import Headers, WeightBytes, weights_per_rank
+from shardmill.verify.reading.checkpoint import open_checkpoint
+from shardmill.verify.reading.source import Source
+from shardmill.verify.rules.findings import Report, Severity
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from math import lcm
 
-from verify.fit.lane import ROW_BYTES, STATE_BYTES, Lane
-from verify.fit.planner import LayerCache, ceil_div
-from verify.fit.shape import ConfigError, Gqa, Layer, Linear, Mla, Shape, SparseMla
+from shardmill.verify.fit.lane import ROW_BYTES, STATE_BYTES, Lane
+from shardmill.verify.fit.planner import LayerCache, ceil_div
+from shardmill.verify.fit.shape import ConfigError, Gqa, Layer, Linear, Mla, Shape, SparseMla
 
 MLA_BLOCK_TOKENS = 128  # FlashInfer's MLA kernels take physical blocks in multiples of 128 tokens
 SPARSE_PAGE_ROWS = 64  # the sparse kernels view the pool as pages of 64 rows

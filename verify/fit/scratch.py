@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from verify.fit.lane import Lane
-from verify.fit.layers import row_bytes
-from verify.fit.planner import ceil_div
-from verify.fit.shape import Linear, Shape
+from shardmill.verify.fit.lane import Lane
+from shardmill.verify.fit.layers import row_bytes
+from shardmill.verify.fit.planner import ceil_div
+from shardmill.verify.fit.shape import Linear, Shape
 
 MIB = 1 << 20
 GIB = 1 << 30

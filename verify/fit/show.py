@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from verify.fit.answer import Answer, Rung
-from verify.fit.attempts import Told
-from verify.fit.bootlog import Compared
-from verify.fit.boots import Boot
-from verify.fit.fork import ForkPlan
-from verify.fit.waterfall import steps
+from shardmill.verify.fit.answer import Answer, Rung
+from shardmill.verify.fit.bootlog import Compared
+from shardmill.verify.fit.published.attempts import Told
+from shardmill.verify.fit.published.boots import Boot
+from shardmill.verify.fit.published.fork import ForkPlan
+from shardmill.verify.fit.waterfall import steps
 
 GIB = 1 << 30
 MIB = 1 << 20

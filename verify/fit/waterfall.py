@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from verify.fit.answer import Answer
+from shardmill.verify.fit.answer import Answer
 
 GIB = 1 << 30
 COLOURS = {"derived": "#3b6ea5", "measured by others": "#d98e04", "guess": "#b0483b"}

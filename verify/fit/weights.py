@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from verify.fit.planner import ceil_div
+from shardmill.verify.fit.planner import ceil_div
 
 Shape = tuple[int, ...]
 Headers = Mapping[str, tuple[str, Shape]]

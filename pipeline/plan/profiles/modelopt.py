@@ -1,0 +1,134 @@
+"""The profile `modelopt-mixed`: ModelOpt's MIXED_PRECISION, one entry a quantised Linear, so that anything mixes.
+
+The schema is vLLM 0.33.0's `ModelOptMixedPrecisionConfig`. `FP8_BLOCK` with an integer `group_size` (blocks are
+square) is the published child's name for an entry that its patched runtime dispatches.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import translate
+from typing import Any
+
+from shardmill.pipeline.plan.profiles.child import (
+    Child,
+    blocks,
+    fused_names,
+    is_packed,
+    module_of,
+    passed_on_codes,
+    sample,
+)
+from shardmill.pipeline.recipe.read import Recipe
+from shardmill.pipeline.types import TensorRef
+
+# Prefixes under which runtimes know the same module (vLLM 0.33.0, `hf_to_vllm_mapper` of glm4_1v).
+_PREFIXES = (
+    ("model.language_model.", "language_model.model."),
+    ("model.language_model.", "model."),
+    ("model.visual.", "visual."),
+    ("lm_head", "language_model.lm_head"),
+)
+
+
+def problems(child: Child) -> list[str]:
+    """Why the child can't be declared so; empty where it can."""
+    found = sample(
+        f"{weight}: the profile 'modelopt-mixed' declares square blocks alone, the recipe makes {block}"
+        for weight, block in blocks(child).items()
+        if block.rows != block.cols
+    )
+    if _is_ours(child) or not child.conversions:
+        return found
+    return found + sample(_foreign(child))
+
+
+def _is_ours(child: Child) -> bool:
+    """Whether the parent is plain, or quantised as ModelOpt declares it."""
+    return child.stated.get("quant_method") in (None, "modelopt")
+
+
+def _foreign(child: Child) -> Iterator[str]:
+    """What the parent quantised under another method, and what no entry of ours can speak for."""
+    method = child.stated["quant_method"]
+    known = set(blocks(child))
+    for name in passed_on_codes(child):
+        if name not in known or name + "_scale_inv" not in child.tensors:
+            yield f"{name}: is FP8 of the parent's method {method!r} without a block and its scales; dequantise it"
+    for name, ref in child.tensors.items():
+        if is_packed(name, ref):
+            yield f"{name}: is packed by the parent's {method!r}, which 'modelopt-mixed' can't declare beside FP8"
+
+
+def declare(child: Child) -> tuple[dict[str, Any], int]:
+    """The child's config and its number of `quantized_layers` entries, aliases included."""
+    recipe, stated = child.recipe, child.stated
+    if not _is_ours(child) and not child.conversions:
+        return dict(child.config), 0
+    if stated.get("quant_method") != "modelopt":
+        stated = {"quant_method": "modelopt", "ignore": []}
+    layers = dict(stated.get("quantized_layers") or {})
+    layers.update(_nvfp4_entries(child))
+    for weight in child.conversions:
+        layers.pop(module_of(weight), None)
+    layers.update(
+        {
+            module_of(weight): {"quant_algo": "FP8_BLOCK", "group_size": block.rows}
+            for weight, block in blocks(child).items()
+        }
+    )
+    for alias in recipe.alias:
+        for module in [name for name in layers if name.startswith(alias.prefix)]:
+            layers[alias.alias + module.removeprefix(alias.prefix)] = layers[module]
+    stated.pop("config_groups", None)
+    stated["quant_algo"] = "MIXED_PRECISION"
+    stated["ignore"] = _still_ignored(stated.get("ignore") or [], child)
+    stated["quantized_layers"] = dict(sorted(layers.items()))
+    return {**child.config, "quantization_config": stated}, len(layers)
+
+
+def _nvfp4_entries(child: Child) -> dict[str, dict[str, Any]]:
+    """Entries of the Linears that are packed NVFP4: U8 nibbles [R, C/2] beside E4M3 scales [R, C/group]."""
+    entries: dict[str, dict[str, Any]] = {}
+    for name, ref in child.tensors.items():
+        scale = child.tensors.get(name + "_scale")
+        if scale is not None and (group := _group(ref, scale)):
+            entries[module_of(name)] = {"quant_algo": "NVFP4", "group_size": group}
+    return entries
+
+
+def _group(packed: TensorRef, scale: TensorRef) -> int | None:
+    """Columns that share one scale: two nibbles a byte of `packed` [R, C/2], one scale of `scale` [R, C/group].
+
+    None where the two are no such pair.
+    """
+    if (packed.dtype, scale.dtype) != ("U8", "F8_E4M3") or not len(packed.shape) == len(scale.shape) == 2:
+        return None
+    if packed.shape[0] != scale.shape[0] or not scale.shape[1]:
+        return None
+    columns, groups = 2 * packed.shape[1], scale.shape[1]
+    return columns // groups if columns % groups == 0 else None
+
+
+def _still_ignored(ignore: Sequence[str], child: Child) -> list[str]:
+    """The `ignore` globs that hit no converted module under any of its names; loaders test exclusion first."""
+    names = {name for weight in child.conversions for name in runtime_names(module_of(weight), child.recipe)}
+    return [glob for glob in ignore if not _excludes(glob, names)]
+
+
+def runtime_names(module: str, recipe: Recipe) -> Iterable[str]:
+    """The names that runtimes may give a checkpoint's module: as it is, under other prefixes, fused."""
+    for name in (module, *fused_names(module, recipe)):
+        yield name
+        for prefix, other in _PREFIXES:
+            if name.startswith(prefix):
+                yield other + name.removeprefix(prefix)
+
+
+def _excludes(glob: str, modules: Iterable[str]) -> bool:
+    """Whether the glob hits any of `modules`; one without a star does so as a part of the name."""
+    if "*" not in glob and any(glob in module for module in modules):
+        return True
+    hits = re.compile(translate(glob)).match
+    return any(map(hits, modules))

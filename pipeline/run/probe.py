@@ -1,0 +1,80 @@
+"""Probing: is a family that is about to be quantised a BF16 copy of block FP8? A few blocks tell.
+
+A block counts as native where kernels.recover proves that some scale and codes decode to it bit for bit. Fresh
+weights never do, so a share between the two means another block size or a grid that starts elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardmill.kernels.block_fp8 import NonFinite
+from shardmill.kernels.recover import share_exact
+from shardmill.pipeline.container.files import Source
+from shardmill.pipeline.errors import CheckpointError
+from shardmill.pipeline.types import BlockShape, Parent, Plan, QuantizeBlock, TensorRef
+
+BLOCKS_SAMPLED = 64
+_USUAL = BlockShape(128, 128)  # the block that published FP8 models have
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """How many of a family's sampled blocks of a shape are native FP8."""
+
+    family: str
+    block: BlockShape
+    sampled: int
+    exact: int
+
+    def __str__(self) -> str:
+        share = f"{100 * self.exact / self.sampled:.0f} % of {self.sampled} sampled blocks"
+        return f"{self.family}: native FP8 at {self.block}: {share}"
+
+
+def probe(plan: Plan, parent: Parent) -> list[Probed]:
+    """One Probed for each family that is quantised from BF16, at its own block and at [128,128]. Reads a few MB."""
+    families: Mapping[tuple[str, BlockShape], list[TensorRef]] = defaultdict(list)
+    for name, (family, action) in plan.conversions.items():
+        ref = parent.tensors[name]
+        if isinstance(action, QuantizeBlock) and ref.dtype == "BF16":
+            for block in dict.fromkeys((action.block, _USUAL)):
+                families[family, block].append(ref)
+    return [_probed(family, block, refs, parent) for (family, block), refs in families.items()]
+
+
+def _probed(family: str, block: BlockShape, refs: list[TensorRef], parent: Parent) -> Probed:
+    """Blocks are drawn by a fixed seed, so that two probes of one parent agree."""
+    draw = np.random.Generator(np.random.PCG64(0))
+    sampled = exact = 0
+    for _ in range(BLOCKS_SAMPLED):
+        ref = refs[int(draw.integers(len(refs)))]
+        rows, cols = block.grid(ref.shape)
+        row, col = int(draw.integers(rows)), int(draw.integers(cols))
+        try:
+            blocks, found = share_exact(_block(ref, block, row, col, parent), (block.rows, block.cols))
+        except NonFinite as fault:
+            raise CheckpointError(
+                f"{ref.shard}: {ref.name}: the weight at row {row * block.rows + fault.row}, column "
+                f"{col * block.cols + fault.col} is {fault.value}; mend the parent, or keep this tensor's family"
+            ) from None
+        sampled, exact = sampled + blocks, exact + found
+    return Probed(family, block, sampled, exact)
+
+
+def _block(ref: TensorRef, block: BlockShape, row: int, col: int, parent: Parent) -> NDArray[np.uint16]:
+    """BF16 bits of one block of `ref`, cut at the tensor's edges."""
+    R, C = ref.shape
+    header = next(header for header in parent.headers if header.shard == ref.shard)
+    top, left = row * block.rows, col * block.cols
+    values = np.empty((min(block.rows, R - top), min(block.cols, C - left)), np.uint16)
+    with Source(parent.path(ref.shard), parent.stats[ref.shard]) as source:
+        for i, line in enumerate(values):
+            begin = header.data_begin + ref.begin + 2 * ((top + i) * C + left)
+            source.read(line.data.cast("B"), begin)
+    return values

@@ -1,0 +1,251 @@
+"""Publishing: the small files and the manifest are staged beside the shards, then all appear at once.
+
+What is already in place with the right bytes is not written again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from shardmill.pipeline.container.files import CHUNK_BYTES, Sink, Source
+from shardmill.pipeline.container.header import file_stat
+from shardmill.pipeline.manifest.digest import FILE_ALGORITHM, NO_FILE_ALGORITHM
+from shardmill.pipeline.manifest.lock import Lock, holds_tensors
+from shardmill.pipeline.manifest.records import (
+    MANIFEST_FILE,
+    FileRecord,
+    Manifest,
+    Receipt,
+    ShardRecord,
+    manifest_algorithms,
+)
+from shardmill.pipeline.manifest.store import Seen, Store
+from shardmill.pipeline.stages.index import index_bytes
+from shardmill.pipeline.stages.job import Prepared, Settings
+from shardmill.pipeline.types import (
+    CONFIG_FILE,
+    INDEX_FILE,
+    README_FILE,
+    SINGLE_FILE,
+    Header,
+    Parent,
+    ShardPlan,
+    Stat,
+)
+
+_NOT_COUNTS = frozenset({"family", "recipe", "block"})
+
+
+def publish(
+    prepared: Prepared,
+    store: Store,
+    settings: Settings,
+    before: Manifest | None,
+    made: Mapping[str, Receipt],
+) -> list[str]:
+    """Publishes the `made` shards and all that goes with them. Returns every file that was written anew."""
+    plan = prepared.plan
+    receipts = [
+        _digested(made[shard.file], store.staging, settings)
+        if shard.file in made
+        else _digested(_receipt_before(before, shard), store.out, settings)
+        for shard in plan.shards
+    ]
+    products = prepared.dag.run(
+        "checkpoint",
+        prepared.dag.after_shards(),
+        prepared.checkpoint,
+        {**prepared.products, "receipts": receipts},
+    )
+    files = {receipt.file: FileRecord(receipt.file_bytes, receipt.sha256) for receipt in receipts}
+    written = [shard.file for shard in plan.shards if shard.file in made]
+    small = {CONFIG_FILE: plan.config, README_FILE: plan.readme}
+    if not plan.single:
+        small[INDEX_FILE] = products["index"]
+    for name, data in small.items():
+        files[name] = FileRecord(len(data), hashlib.sha256(data).hexdigest())
+        written += _stage_if_new(store, name, data)
+    for name in plan.carried:
+        files[name], copied = _carry(prepared.parent, name, store, settings, before)
+        written += copied
+    manifest = _manifest(prepared, settings, files, receipts)
+    written += _stage_if_new(store, MANIFEST_FILE, manifest.to_json())
+    # Without a manifest the stat cache still knows what was published.
+    removed = sorted(set(before.files if before else store.seen().output) - set(files))
+    if written or removed:
+        store.commit(written, removed, SINGLE_FILE if plan.single else INDEX_FILE)
+    outputs = {name: file_stat(store.out / name) for name in files}
+    store.remember(Seen(parent=_stats_now(prepared.parent, settings), output=outputs))
+    return written
+
+
+def stale_beside_shards(prepared: Prepared, store: Store, settings: Settings) -> list[str]:
+    """The files beside the shards that a build would write anew: config, README, index, and what is carried."""
+    plan, before = prepared.plan, store.manifest()
+    small = {CONFIG_FILE: plan.config, README_FILE: plan.readme}
+    if not plan.single:
+        small[INDEX_FILE] = index_bytes(plan.weight_map, plan.tensor_bytes)
+    carried = [
+        name
+        for name in plan.carried
+        if _carried_before(prepared.parent, name, store, settings, before) is None
+    ]
+    return [name for name, data in small.items() if not _is_published(store, name, data)] + carried
+
+
+def _is_published(store: Store, name: str, data: bytes) -> bool:
+    published = store.out / name
+    return published.is_file() and published.stat().st_size == len(data) and published.read_bytes() == data
+
+
+def _stage_if_new(store: Store, name: str, data: bytes) -> list[str]:
+    if _is_published(store, name, data):
+        return []
+    store.stage(name, data)
+    return [name]
+
+
+def _stats_now(parent: Parent, settings: Settings) -> Mapping[str, Stat]:
+    """The stats that the parent was read under. Our own hard links have moved the ctime of some, and nothing else."""
+    if settings.passthrough != "hardlink":
+        return parent.stats
+    now = {name: file_stat(parent.path(name)) for name in parent.stats}
+    return {name: now[name] if now[name][:3] == stat[:3] else stat for name, stat in parent.stats.items()}
+
+
+def _carry(
+    parent: Parent, name: str, store: Store, settings: Settings, before: Manifest | None
+) -> tuple[FileRecord, list[str]]:
+    """The record of a file that is passed on as it is, and its name if it had to be copied."""
+    if record := _carried_before(parent, name, store, settings, before):
+        return record, []
+    source, staged, stat = parent.folder / name, store.staging / name, parent.stats[name]
+    staged.parent.mkdir(parents=True, exist_ok=True)
+    staged.unlink(missing_ok=True)
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(CHUNK_BYTES))
+    with Source(source, stat) as reader, Sink(staged, stat[0]) as sink:
+        for offset, chunk in reader.chunks(buffer, 0, stat[0]):
+            sink.write(chunk, offset)
+            digest.update(chunk)
+    return FileRecord(stat[0], digest.hexdigest()), [name]
+
+
+def _carried_before(
+    parent: Parent, name: str, store: Store, settings: Settings, before: Manifest | None
+) -> FileRecord | None:
+    """The record of a carried file that is in place already, the parent's own bytes."""
+    source, published = parent.folder / name, store.out / name
+    record = before.files.get(name) if before else None
+    if record is None or not published.is_file():
+        return None
+    seen = Seen() if settings.paranoid else store.seen()
+    same_source = tuple(seen.parent.get(name, ())) == parent.stats[name] or _sha256(source) == record.sha256
+    same_output = tuple(seen.output.get(name, ())) == file_stat(published)
+    return record if same_source and (same_output or _sha256(published) == record.sha256) else None
+
+
+def _digested(receipt: Receipt, folder: Path, settings: Settings) -> Receipt:
+    """The receipt with its file's sha256 where one is wanted, and without where none is."""
+    if not settings.file_digests:
+        return replace(receipt, sha256=None)
+    return receipt if receipt.sha256 else replace(receipt, sha256=_sha256(folder / receipt.file))
+
+
+def _receipt_before(before: Manifest | None, shard: ShardPlan) -> Receipt:
+    """The receipt of a shard that is up to date, from the manifest that describes it."""
+    assert before is not None, f"{shard.file} is called up to date, but there is no manifest"
+    record, file = before.shards[shard.file], before.files[shard.file]
+    counts = {
+        name: counted for name in record.tensors if (counted := _counts(before.conversions.get(name, {})))
+    }
+    return Receipt(
+        file=shard.file,
+        key=record.key,
+        rewritten=record.rewritten,
+        file_bytes=file.bytes,
+        sha256=file.sha256,
+        tensors=record.tensors,
+        sources=record.sources,
+        counts=counts,
+        repairs=tuple(repair for repair in before.repairs if repair.get("tensor") in record.tensors),
+    )
+
+
+def _counts(conversion: Mapping[str, Any]) -> dict[str, int]:
+    return {name: value for name, value in conversion.items() if name not in _NOT_COUNTS}
+
+
+def _sha256(path: Path) -> str:
+    digest, buffer, stat = hashlib.sha256(), memoryview(bytearray(CHUNK_BYTES)), file_stat(path)
+    with Source(path, stat) as source:
+        for _, chunk in source.chunks(buffer, 0, stat[0]):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _parent_verified(prepared: Prepared, receipts: Sequence[Receipt]) -> bool:
+    """Whether every byte of the parent is known to be the pinned one. Raises CheckpointError where one is not."""
+    if prepared.lock is None:
+        return False
+    digests = _input_digests(prepared.plan.shards, receipts)
+    known = [
+        _is_pinned(prepared.lock, header, digests)
+        for header in prepared.parent.headers
+        if header.shard not in prepared.parent.replaced
+    ]
+    return prepared.held_by_bytes or (all(known) and len(known) == len(prepared.parent.headers))
+
+
+def _is_pinned(lock: Lock, header: Header, digests: Mapping[str, str]) -> bool:
+    """Whether all of a shard's tensors were read and are the pinned ones; raises CheckpointError where one is not."""
+    read = {ref.name: digests[ref.name] for ref in header.tensors if ref.name in digests}
+    return len(read) == len(header.tensors) and holds_tensors(lock, header.shard, read)
+
+
+def _input_digests(shards: Sequence[ShardPlan], receipts: Sequence[Receipt]) -> dict[str, str]:
+    """Parent tensor -> digest, for every one that was read. What was passed on has the digest of its output."""
+    digests = {
+        piece.source.name: receipt.tensors[piece.ref.name]
+        for shard, receipt in zip(shards, receipts, strict=True)
+        for piece in shard.pieces
+        if piece.part == "bytes"
+    }
+    for receipt in receipts:
+        digests.update(receipt.sources)
+    return digests
+
+
+def _manifest(
+    prepared: Prepared, settings: Settings, files: Mapping[str, FileRecord], receipts: Sequence[Receipt]
+) -> Manifest:
+    plan = prepared.plan
+    counts = {name: counted for receipt in receipts for name, counted in receipt.counts.items()}
+    return Manifest(
+        plan_key=plan.key,
+        parent={"repository": plan.repository, "revision": plan.revision},
+        parent_verified=_parent_verified(prepared, receipts),
+        recipe=plan.recipe,
+        numerics=plan.numerics,
+        algorithms=manifest_algorithms(FILE_ALGORITHM if settings.file_digests else NO_FILE_ALGORITHM),
+        files=files,
+        shards={
+            receipt.file: ShardRecord(receipt.key, receipt.rewritten, receipt.tensors, receipt.sources)
+            for receipt in receipts
+        },
+        conversions={
+            name: {
+                "family": family,
+                "recipe": action.numerics,
+                "block": [action.block.rows, action.block.cols],
+                **counts.get(name, {}),
+            }
+            for name, (family, action) in plan.conversions.items()
+        },
+        dropped=plan.dropped,
+        renamed=plan.renamed,
+        repairs=(*plan.repairs, *(repair for receipt in receipts for repair in receipt.repairs)),
+    )

@@ -1,0 +1,153 @@
+"""Scheduling: one task a shard, over pinned threads or a dask.distributed cluster. Neither ever names anything.
+
+A graph of 121 tasks costs nothing; one of 150,000 tensors would cost minutes. On a cluster every worker sees the
+parent and the output folder under the same paths.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from itertools import cycle, islice
+from queue import Empty, SimpleQueue
+
+from shardmill.pipeline.errors import BuildError
+from shardmill.pipeline.manifest.records import Receipt
+from shardmill.pipeline.run.shard import Draft, ShardTask, fill, make_shard, settle
+from shardmill.pipeline.stages.job import StoppedError, Watch, Worker
+
+_CONNECT_SECONDS = 5
+_THREADS_A_WORKER = 4  # one that fills a shard, and others whose shards wait for the disk
+
+
+def in_threads(tasks: Mapping[str, ShardTask], workers: int, watch: Watch) -> dict[str, Receipt]:
+    """File -> receipt, begun in the order of `tasks` and filled by `workers` at a time.
+
+    While a shard's last bytes go to the disk, its worker fills the next: so there are more threads than workers.
+    The first failure stops all others, and no further shard is begun.
+    """
+    todo: SimpleQueue[tuple[str, ShardTask]] = SimpleQueue()
+    for item in tasks.items():
+        todo.put(item)
+    free: SimpleQueue[Worker] = SimpleQueue()
+    for core in _cores(workers):
+        free.put(Worker(core))
+    receipts: dict[str, Receipt] = {}
+
+    def make() -> None:
+        while filled := _fill_next(todo, free, watch):
+            file, draft = filled
+            with _stopping(watch):
+                receipts[file] = settle(draft, tasks[file])
+
+    pool = ThreadPoolExecutor(_THREADS_A_WORKER * workers)
+    try:
+        threads = [pool.submit(make) for _ in range(min(_THREADS_A_WORKER * workers, len(tasks)))]
+        wait(threads)
+    except BaseException:
+        # A signal must not wait for a thread that is in an fsync; what it leaves is swept by the next build.
+        watch.stop.set()
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+    if failures := [failure for thread in threads if (failure := thread.exception())]:
+        raise min(failures, key=lambda failure: isinstance(failure, StoppedError))
+    if len(receipts) < len(tasks):
+        raise StoppedError
+    return receipts
+
+
+def _fill_next(
+    todo: SimpleQueue[tuple[str, ShardTask]], free: SimpleQueue[Worker], watch: Watch
+) -> tuple[str, Draft] | None:
+    """The next shard, filled by the next worker that is free. None where none is left, or the build is to stop."""
+    worker = free.get()
+    try:
+        if watch.stop.is_set():
+            return None
+        file, task = todo.get_nowait()
+        _pin(worker)
+        with _stopping(watch):
+            return file, fill(task, watch, worker)
+    except Empty:
+        return None
+    finally:
+        free.put(worker)
+
+
+@contextmanager
+def _stopping(watch: Watch) -> Iterator[None]:
+    """Stops the build where what is done in it fails."""
+    try:
+        yield
+    except BaseException:
+        watch.stop.set()
+        raise
+
+
+def _cores(workers: int) -> Iterable[int | None]:
+    """A core for each worker, and most likely others than those of another build; none where there are too few."""
+    cores = sorted(os.sched_getaffinity(0))
+    if workers > len(cores):
+        return [None] * workers
+    first = os.getpid() * workers % len(cores)
+    return islice(cycle(cores), first, first + workers)
+
+
+def _pin(worker: Worker) -> None:
+    """Takes the calling thread to its worker's core: some schedulers pack unpinned threads onto one."""
+    if worker.core is not None:
+        with suppress(OSError):  # the core was taken from this process since
+            os.sched_setaffinity(0, {worker.core})
+
+
+def on_cluster(tasks: Mapping[str, ShardTask], address: str, watch: Watch) -> dict[str, Receipt]:
+    """File -> receipt, made by the workers of the scheduler at `address`. Progress comes shard by shard.
+
+    A task whose worker dies is given to another, which begins the shard anew.
+    """
+    try:
+        from distributed import Client, KilledWorker, as_completed
+    except ImportError:
+        raise BuildError("--scheduler needs dask.distributed; install shardmill[cluster]") from None
+    try:
+        client = Client(address, timeout=_CONNECT_SECONDS, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise BuildError(
+            f"no dask scheduler answers at {address} ({error}); start one or leave --scheduler out"
+        ) from None
+    with client:
+        futures = {
+            client.submit(_make_remotely, task, pure=False, priority=len(tasks) - place): file
+            for place, (file, task) in enumerate(tasks.items())
+        }
+        receipts = {}
+        try:
+            for future in as_completed(futures, loop=client.loop):
+                file = futures[future]
+                receipts[file] = future.result()
+                watch.done(tasks[file].input_bytes)
+        except CancelledError as error:
+            reason = getattr(error, "reason", None) or "cancelled"
+            raise BuildError(
+                f"the dask scheduler at {address} went away or gave the work up ({reason}); "
+                f"start it again, then build again: it goes on where it stopped"
+            ) from None
+        except KilledWorker:
+            raise BuildError(
+                f"{file}: every worker that made it died; see the workers' logs, then build again"
+            ) from None
+        finally:
+            client.cancel(list(futures))
+    return receipts
+
+
+_local = threading.local()
+
+
+def _make_remotely(task: ShardTask) -> Receipt:
+    worker: Worker = _local.__dict__.setdefault("worker", Worker())
+    return make_shard(task, Watch(), worker)

@@ -1,0 +1,132 @@
+"""What stages work with: a Checkpoint for those that see the whole, a ShardJob for those that run once a shard."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardmill.pipeline.container.files import Buffers, Sink, Source
+from shardmill.pipeline.errors import BuildError
+from shardmill.pipeline.manifest.lock import Lock
+from shardmill.pipeline.recipe.read import Recipe
+from shardmill.pipeline.stages.dag import Dag
+from shardmill.pipeline.types import Parent, Plan, ShardPlan, TensorRef
+
+Passthrough = Literal["copy", "reflink", "hardlink"]
+
+
+class StoppedError(BuildError):
+    """The build was asked to stop."""
+
+    def __init__(self) -> None:
+        super().__init__("stopped; build again to go on where it stopped")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a build goes about it. None of these changes a byte of a weight file."""
+
+    workers: int = 2
+    kernel: str = "auto"
+    file_digests: bool = True  # sha256 of every output file
+    passthrough: Passthrough = "copy"
+    paranoid: bool = False  # believe no stat, hash everything again
+    scheduler: str | None = (
+        None  # address of a dask.distributed scheduler; without one, threads of this process
+    )
+
+
+@dataclass
+class Watch:
+    """The thread that looks on: told of each byte that is done, and able to stop the work."""
+
+    advance: Callable[[int], None] = lambda count: None
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def done(self, count: int) -> None:
+        """Reports `count` more bytes of input; raises StoppedError where the build is to stop."""
+        if self.stop.is_set():
+            raise StoppedError
+        self.advance(count)
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """What goes from shard to shard: a core, buffers, and kernels with theirs. For one thread at a time."""
+
+    core: int | None = None  # None: wherever the system likes
+    buffers: Buffers = field(default_factory=Buffers)
+    kernels: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardJob:
+    """One shard being made."""
+
+    plan: ShardPlan
+    source: Source
+    sink: Sink
+    settings: Settings
+    worker: Worker
+    watch: Watch
+    source_data_begin: int  # bytes from the start of the source file to its data
+    inputs: Mapping[
+        str, tuple[Source, int]
+    ]  # each of the parent's files that it reads, and where its data begin
+
+    def read(self, ref: TensorRef) -> memoryview:
+        """The bytes of a parent's tensor, whichever of the inputs holds it: all at once, so a small one."""
+        source, data_begin = self.inputs[ref.shard]
+        data = memoryview(bytearray(ref.bytes))
+        source.read(data, data_begin + ref.begin)
+        return data
+
+
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """One weight [R, C], encoded: its codes are in the sink, its scales f32 [ceil(R/r), ceil(C/c)] here."""
+
+    scales: NDArray[np.float32]
+    codes_digest: str
+    source_digest: str
+    counts: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """An output tensor that a stage made from the parent's quantised tensors; its bytes are in the sink."""
+
+    digest: str
+    sources: Mapping[str, str]  # parent tensor that it was made from -> digest
+    repair: Mapping[str, Any] | None = None  # what the manifest tells of it, where it is a repair
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The whole: the recipe, the parent's folder, and the plan once there is one."""
+
+    recipe: Recipe
+    folder: Path
+    plan: Plan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """All that is known before a byte of data is read."""
+
+    dag: Dag
+    products: Mapping[str, Any]
+    checkpoint: Checkpoint
+    plan: Plan
+    parent: Parent
+    inputs: (
+        str  # digest of what the plan was made from, taken before it was (shardmill.pipeline.run.unchanged)
+    )
+    lock: Lock | None = None  # what the parent is held to
+    held_by_bytes: bool = False  # every file of the parent was hashed and is the pinned one

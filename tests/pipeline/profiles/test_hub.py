@@ -1,0 +1,180 @@
+"""A parent on a hub: the same child as from a folder, and nothing of the parent's data on this disk."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from shardmill.pipeline.commands.main import shardmill
+from shardmill.pipeline.container.hub import HUB_FILE, hub_bytes, shadow
+from shardmill.pipeline.container.ranges import RemoteFile
+from shardmill.pipeline.errors import CheckpointError, PlanError, ShardmillError
+from tests.pipeline.parents import INDEX, MANIFEST, build, published, why
+from tests.pipeline.profiles.models import FILES, dense_parent, native_parent, recipe
+from tests.verify.web import SHA, Server, serving
+
+pytest.importorskip("huggingface_hub", reason="needs the extra `hub`")
+PLACE = "hf://org/repo"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A hub that has one repository: a parent of two files."""
+    folder = native_parent(tmp_path / "repository")
+    shutil.rmtree(folder / "assets")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    with serving(folder) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.address)
+        yield server
+
+
+KEEP = recipe(
+    "fp8",
+    """
+[[family]]
+name = "linears"
+match = "model.layers.*.{self_attn,mlp}.*.{weight,weight_scale_inv}"
+action = "dequantise"
+source_block = [128, 128]
+expect = 6
+""",
+)
+
+
+def test_a_child_of_a_repository_is_the_child_of_its_folder(hub: Server, tmp_path: Path) -> None:
+    build(shadow(PLACE), tmp_path / "far", KEEP)
+    build(hub.folder, tmp_path / "near", KEEP)
+    assert published(tmp_path / "far") == published(tmp_path / "near")
+
+
+def test_the_parents_data_never_lie_on_this_disk(hub: Server, tmp_path: Path) -> None:
+    folder = shadow(f"{PLACE}@{SHA}")
+    build(folder, tmp_path / "out", KEEP)
+    for file in FILES:
+        stat = (folder / file).stat()
+        assert stat.st_size == (hub.folder / file).stat().st_size
+        assert stat.st_blocks * 512 <= 8192 < stat.st_size
+
+
+@pytest.mark.parametrize("how", ["hardlink", "reflink"])
+def test_a_shard_that_is_passed_on_is_fetched_not_linked_to_its_hole(
+    hub: Server, tmp_path: Path, how: str
+) -> None:
+    keep = KEEP.replace(
+        '"dequantise"\nsource_block = [128, 128]\nexpect = 6', '"keep"\nreason = "FP8 already"'
+    )
+    build(shadow(PLACE), tmp_path / "out", keep, passthrough=how)
+    for file in FILES:
+        assert (tmp_path / "out" / file).read_bytes() == (hub.folder / file).read_bytes()
+
+
+def test_a_connection_that_breaks_is_taken_up_where_it_broke(hub: Server, tmp_path: Path) -> None:
+    folder = shadow(PLACE)
+    hub.fail += ["cut", 503, "cut"]
+    build(folder, tmp_path / "out", KEEP)
+    assert hub.fail == []
+    build(hub.folder, tmp_path / "near", KEEP)
+    assert published(tmp_path / "out") == published(tmp_path / "near")
+
+
+def test_a_file_that_is_gone_from_the_hub_stops_the_build_with_its_address(
+    hub: Server, tmp_path: Path
+) -> None:
+    folder = shadow(PLACE)
+    (hub.folder / FILES[0]).rename(tmp_path / "gone")
+    with pytest.raises(CheckpointError, match=rf"{FILES[0]}: byte \d+ cannot be fetched: HTTP Error 404"):
+        build(folder, tmp_path / "out", KEEP)
+    assert not (tmp_path / "out" / INDEX).exists()
+
+
+def test_a_second_build_asks_the_hub_for_no_byte(hub: Server, tmp_path: Path) -> None:
+    build(shadow(PLACE), tmp_path / "out", KEEP)
+    hub.asked.clear()
+    build(shadow(PLACE), tmp_path / "out", KEEP)
+    assert why(shadow(PLACE), tmp_path / "out", KEEP) == {}
+    assert [path for path, _ in hub.asked if "resolve" in path] == []
+
+
+def test_the_token_is_handed_to_no_other_host(hub: Server, tmp_path: Path) -> None:
+    with serving(hub.folder) as elsewhere:
+        hub.redirect_to = elsewhere.address
+        data = bytearray(4)
+        with RemoteFile(f"{hub.address}/moved/{FILES[0]}", 100) as source:
+            source.read_into(memoryview(data), 8)
+        assert data == (hub.folder / FILES[0]).read_bytes()[8:12]
+        assert hub.tokens[-1] == "Bearer hf_secret"
+        assert elsewhere.tokens == [None]
+
+
+def test_a_folder_that_poses_as_a_shadow_gets_no_token(hub: Server, tmp_path: Path) -> None:
+    """Whoever publishes a parent may put our own dotfile into it, with an address of their choice."""
+    with serving(hub.folder) as elsewhere:
+        (hub.folder / HUB_FILE).write_text(
+            json.dumps({"repository": "a/b", "base": elsewhere.address, "shards": list(FILES)})
+        )
+        source = hub_bytes(hub.folder / FILES[0])
+        assert source is not None
+        with source:
+            source.read_into(memoryview(bytearray(4)), 8)
+        assert elsewhere.tokens == [None]
+
+
+def test_reading_on_asks_for_nothing_new_and_a_jump_back_asks_again(hub: Server) -> None:
+    whole = (hub.folder / FILES[0]).read_bytes()
+    with RemoteFile(f"{hub.address}/{FILES[0]}", len(whole)) as source:
+        for offset in (100, 150, 260, 90):
+            data = bytearray(50)
+            source.read_into(memoryview(data), offset)
+            assert data == whole[offset : offset + 50]
+    assert [asked for _, asked in hub.asked] == [f"bytes=100-{len(whole) - 1}", f"bytes=90-{len(whole) - 1}"]
+
+
+def test_the_commands_take_a_repository_for_a_parent(hub: Server, tmp_path: Path) -> None:
+    (tmp_path / "pipeline.toml").write_text(KEEP)
+    arguments = [
+        "build",
+        "-c",
+        str(tmp_path / "pipeline.toml"),
+        "--parent",
+        PLACE,
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    result = CliRunner().invoke(shardmill, arguments, catch_exceptions=False)
+    assert result.exit_code == 0
+    assert (tmp_path / "out" / MANIFEST).exists()
+
+
+@pytest.mark.parametrize(
+    "pinned", [f'repository = "org/other"\nrevision = "{SHA}"', f'revision = "{"f" * 40}"']
+)
+def test_a_repository_that_the_recipe_does_not_pin_is_refused(
+    hub: Server, tmp_path: Path, pinned: str
+) -> None:
+    with pytest.raises(PlanError, match="name the one that is meant"):
+        build(shadow(PLACE), tmp_path / "out", KEEP.replace("[output]", f"[parent]\n{pinned}\n[output]"))
+
+
+@pytest.mark.parametrize(
+    ("place", "said"), [("hf://org", "write hf://org/repo"), ("hf://org/other", "the hub answers")]
+)
+def test_a_place_that_is_no_repository_is_refused_in_a_sentence(hub: Server, place: str, said: str) -> None:
+    with pytest.raises(ShardmillError, match=said):
+        shadow(place)
+
+
+def test_files_that_a_safetensors_loader_never_reads_are_left_there(hub: Server) -> None:
+    (hub.folder / "pytorch_model.bin").write_bytes(b"old")
+    assert not (shadow(PLACE) / "pytorch_model.bin").exists()
+    assert (shadow(PLACE) / "tokenizer.json").read_bytes() == (hub.folder / "tokenizer.json").read_bytes()
+
+
+def test_an_ordinary_parent_needs_no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    build(dense_parent(tmp_path / "parent"), tmp_path / "out", recipe("fp8"))

@@ -1,0 +1,88 @@
+"""What vLLM's own KV planner makes of random models and flags, in a process of its own.
+
+    python -m tests.runtime_patch.vllm.fit_probe '{"cases": [...], "folder": "...", "out": "report.json", ...}'
+
+A case holds `text` (keys of the text config that differ), `lane` (flags), `pin`. The models are built on the meta
+device; their rows are sized as a rung would, whatever plugin is installed.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from tests.runtime_patch.vllm import probe
+from tests.runtime_patch.vllm.plan_probe import specs_of
+
+
+def write_config(folder, case):
+    """The config.json of a case: the shape that `fit` is asked about, small where memory does not look."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    Path(folder, "config.json").write_text(json.dumps(case["config"]))
+
+
+def engine_config(job, folder, lane):
+    engine = {
+        "max_model_len": lane["max_model_len"],
+        "enable_prefix_caching": lane["prefix_caching"],
+        "kv_cache_dtype": lane["kv_dtype"],
+        "mamba_ssm_cache_dtype": lane["state_dtype"],
+    }
+    if lane["draft_tokens"]:
+        engine["speculative_config"] = {"method": "mtp", "num_speculative_tokens": lane["draft_tokens"]}
+    return probe.engine_config({"checkpoint": folder, "engine": engine})
+
+
+def rows_of(specs, row):
+    """The specs with latent rows of `row` bytes."""
+    return {
+        name: replace(spec, state_content_bytes=row, block_stride_alignment=64 * row)
+        if getattr(spec, "state_content_bytes", None)
+        else spec
+        for name, spec in specs.items()
+    }
+
+
+def plan(config, specs, pin):
+    from vllm.v1.core import kv_cache_planning as planning
+    from vllm.v1.core.kv_cache_config_builder import get_kv_cache_config_builder
+
+    builder = get_kv_cache_config_builder(config)
+    groups = planning.get_global_kv_cache_groups(config, [specs])
+    block_bytes = planning._pool_bytes_per_block_from_builder(builder, config, groups)
+    longest = planning._estimate_max_model_len_from_groups(builder, config, groups, pin - block_bytes)
+    return {
+        "block_tokens": config.cache_config.block_size,
+        "block_bytes": block_bytes,
+        "need_bytes": planning._max_memory_usage_bytes_from_groups(builder, config, groups),
+        "max_context": longest,
+        "groups": len(groups),
+    }
+
+
+def look(job):
+    from vllm.config import set_current_vllm_config
+    from vllm.platforms import current_platform
+
+    report, started = [], False
+    for i, case in enumerate(job["cases"]):
+        folder = f"{job['folder']}/{i}"
+        write_config(folder, case)
+        config = engine_config(job, folder, case["lane"])
+        with set_current_vllm_config(config):
+            if not started:
+                probe.start_world(job)
+                started = True
+            probe.build(config)
+            if case["lane"]["draft_tokens"]:
+                draft_config, draft_model = probe.draft_of(config)
+                with set_current_vllm_config(draft_config):
+                    probe.build(draft_config, draft_model)
+            current_platform.update_block_size_for_backend(config)
+            config.cache_config.kv_cache_layout = "BLHNC"
+            specs = rows_of(specs_of(config, case["lane"]["kda_backend"]), case["row_bytes"])
+            report.append(plan(config, specs, case["pin"]))
+    return report
+
+
+if __name__ == "__main__":
+    probe.main(look)

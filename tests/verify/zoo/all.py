@@ -1,0 +1,32 @@
+"""All animals, and how a question is asked of a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from shardmill.verify.questions.integrity import integrity
+from shardmill.verify.questions.lint import lint
+from shardmill.verify.questions.loads import loads
+from shardmill.verify.reading.source import Folder
+from shardmill.verify.rules.findings import Report
+from tests.verify.zoo import files, headers, loading, names, scales
+from tests.verify.zoo.case import Animal
+
+ANIMALS: tuple[Animal, ...] = (
+    *headers.ANIMALS,
+    *files.ANIMALS,
+    *scales.ANIMALS,
+    *names.ANIMALS,
+    *loading.ANIMALS,
+)
+
+QUESTIONS: Mapping[str, Callable[[Path], Report]] = {
+    "integrity": lambda folder: integrity(Folder(folder)),
+    "lint": lambda folder: lint(Folder(folder)),
+    "loads": lambda folder: loads(Folder(folder)),
+}
+
+
+def ask(question: str, folder: Path) -> Report:
+    return QUESTIONS[question](folder)

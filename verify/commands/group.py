@@ -1,0 +1,92 @@
+"""The click group `verify`: one question a command, each loaded when it is asked.
+
+`QUESTIONS` is the whole list. A question of another room, or one whose extra is not installed, is said so in a
+sentence and stops nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+
+import click
+
+QUESTIONS: Mapping[str, tuple[str, str]] = {  # question -> (module:command, one line of help)
+    "all": ("shardmill.verify.commands.all:all_command", "Every question that applies."),
+    "integrity": (
+        "shardmill.verify.commands.integrity:integrity_command",
+        "Is it whole, and is it what was published?",
+    ),
+    "lint": (
+        "shardmill.verify.commands.lint:lint_command",
+        "Does it make sense: scales, names, groups, config?",
+    ),
+    "loads": (
+        "shardmill.verify.commands.loads:loads_command",
+        "Would vLLM load it, and which module takes each tensor?",
+    ),
+    "diff": ("shardmill.verify.commands.pairs:diff_command", "What differs between two checkpoints?"),
+    "roundtrip": (
+        "shardmill.verify.commands.pairs:roundtrip_command",
+        "How much did the weights lose against their parent?",
+    ),
+    "reproduce": (
+        "shardmill.verify.commands.pairs:reproduce_command",
+        "Are the blocks what their recipe makes of the parent?",
+    ),
+    "sign": ("shardmill.verify.commands.signature:sign_command", "Sign it, with a provenance statement."),
+    "signature": (
+        "shardmill.verify.commands.signature:signature_command",
+        "Are these the files that a key's owner signed?",
+    ),
+    "accept": ("shardmill.verify.accept.commands:accept", "Is it as good as its parent, served?"),
+    "fit": ("shardmill.verify.fit.commands:fit", "Does it fit the card, with how much context?"),
+}
+
+
+class Questions(click.Group):
+    """Finds a command by name in the table, so that asking one question imports no other."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(QUESTIONS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in QUESTIONS:
+            return None
+        place, line = QUESTIONS[cmd_name]
+        module, _, attribute = place.partition(":")
+        try:
+            command: click.Command = getattr(importlib.import_module(module), attribute)
+        except ImportError as error:
+            return _absent(cmd_name, line, str(error))
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Questions"):
+            formatter.write_dl([(name, line) for name, (_, line) in QUESTIONS.items()])
+
+
+def _absent(name: str, line: str, why: str) -> click.Command:
+    @click.command(
+        name,
+        help=line,
+        context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    )
+    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+    def absent(arguments: tuple[str, ...]) -> None:
+        raise click.UsageError(
+            f"`verify {name}` cannot be asked here: {why}. Install what it needs and ask again."
+        )
+
+    return absent
+
+
+@click.group(cls=Questions)
+def verify() -> None:
+    """Yes/no questions about a checkpoint, asked of its files alone.
+
+    \b
+    Example: shardmill verify integrity build/checkpoint
+
+    Exit code 0: clean or info only; 1: errors or warnings; 2: the question could not be asked.
+    """

@@ -1,0 +1,88 @@
+"""What the commands share: options, where a checkpoint is, progress, printing, the exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from shardmill.verify.reading.source import Folder, Source
+from shardmill.verify.rules.findings import Report
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+
+
+def source_at(place: str) -> Source:
+    """The folder, file, http(s) address or hf:// repository at `place`. Raises click.UsageError if there is none."""
+    if place.startswith(("http://", "https://", "hf://")):
+        from shardmill.verify.reading.places import PlaceError, hub_repository, web_folder
+
+        try:
+            return hub_repository(place) if place.startswith("hf://") else web_folder(place)
+        except PlaceError as error:
+            raise click.UsageError(str(error)) from None
+    path = Path(place)
+    if not path.exists():
+        raise click.UsageError(f"{place}: there is no such folder or file.")
+    if path.is_file() and path.suffix != ".safetensors":
+        raise click.UsageError(f"{place}: give a checkpoint's folder or a .safetensors file.")
+    return Folder(path)
+
+
+def answer(report: Report, as_json: bool, *sources: Source) -> None:
+    """Prints the report and ends the process with its exit code."""
+    for source in sources:
+        if source.remote:
+            report.facts["read"] = f"{source.where}, {source.transferred:,} bytes transferred"
+    if as_json:
+        click.echo(report.as_json())
+    else:
+        from rich.console import Console
+
+        from shardmill.verify.commands.show import show
+
+        show(report, Console(highlight=False))
+    sys.exit(report.exit_code)
+
+
+class Bar:
+    """A progress bar on stderr where that is a terminal; silence elsewhere."""
+
+    def __init__(self) -> None:
+        self._bar = _terminal_bar() if sys.stderr.isatty() else None
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=done, total=total)
+
+    def __enter__(self) -> Bar:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def _terminal_bar() -> Progress:
+    from rich import progress
+    from rich.console import Console
+
+    columns = (
+        progress.BarColumn(),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    bar = progress.Progress(*columns, console=Console(stderr=True), transient=True)
+    bar.add_task("", total=None)
+    return bar

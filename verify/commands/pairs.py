@@ -1,0 +1,93 @@
+"""`verify diff`, `verify roundtrip`, `verify reproduce`: the questions about two checkpoints."""
+
+from __future__ import annotations
+
+import click
+
+from shardmill.verify.commands.options import Bar, answer, as_json, source_at
+from shardmill.verify.formats.encode import RECIPES
+from shardmill.verify.questions.diff import diff
+from shardmill.verify.questions.reproduce import BLOCKS, reproduce
+from shardmill.verify.questions.roundtrip import Limits, roundtrip
+from shardmill.verify.rules.findings import Report
+
+
+@click.command("diff")
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
+@click.option("--bytes", "by_bytes", is_flag=True, help="Read the data even where both have a manifest.")
+@as_json
+def diff_command(a: str, b: str, by_bytes: bool, as_json: bool) -> None:
+    """What differs between checkpoint A (parent, or the older release) and B?
+
+    \b
+    Example: shardmill verify diff build/toy-parent build/checkpoint
+    """
+    first, second = source_at(a), source_at(b)
+    with Bar() as bar:
+        report = diff(first, second, by_bytes, bar)
+    answer(report, as_json, first, second)
+
+
+@click.command("roundtrip")
+@click.argument("place", metavar="DIR")
+@click.option("--parent", required=True, metavar="DIR", help="The checkpoint that it was made from.")
+@click.option("--all", "everything", is_flag=True, help="Also weights that have the parent's own form.")
+@click.option("--max-error", type=float, help="Largest relative error of an FP8 weight.  [default: 0.05]")
+@click.option("--min-cosine", type=float, help="Smallest cosine of a weight.  [default: 0.985]")
+@as_json
+def roundtrip_command(
+    place: str,
+    parent: str,
+    everything: bool,
+    max_error: float | None,
+    min_cosine: float | None,
+    as_json: bool,
+) -> None:
+    """How much did the weights in DIR lose against their parent?
+
+    \b
+    Example: shardmill verify roundtrip build/checkpoint --parent build/toy-parent
+    """
+    usual = Limits()
+    limits = Limits(
+        {**usual.error, "fp8": usual.error["fp8"] if max_error is None else max_error},
+        usual.cosine if min_cosine is None else min_cosine,
+    )
+    source, origin = source_at(place), source_at(parent)
+    with Bar() as bar:
+        report = roundtrip(source, origin, limits, everything, bar)
+    _refuse_unasked(report, "values")
+    answer(report, as_json, source, origin)
+
+
+@click.command("reproduce")
+@click.argument("place", metavar="DIR")
+@click.option("--parent", required=True, metavar="DIR", help="The checkpoint that it was made from.")
+@click.option("--blocks", type=click.IntRange(1), default=BLOCKS, show_default=True, help="How many to draw.")
+@click.option("--all", "everything", is_flag=True, help="Every block.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the drawing.")
+@click.option(
+    "--recipe", type=click.Choice(RECIPES), help="Of a checkpoint without a manifest.  [default: amax/1]"
+)
+@as_json
+def reproduce_command(
+    place: str, parent: str, blocks: int, everything: bool, seed: int, recipe: str | None, as_json: bool
+) -> None:
+    """Are the blocks in DIR, bit for bit, what their recipe makes of the parent?
+
+    \b
+    Example: shardmill verify reproduce build/checkpoint --parent build/toy-parent --all
+    """
+    source, origin = source_at(place), source_at(parent)
+    with Bar() as bar:
+        report = reproduce(source, origin, None if everything else blocks, seed, recipe, bar)
+    _refuse_unasked(report, "blocks")
+    answer(report, as_json, source, origin)
+
+
+def _refuse_unasked(report: Report, topic: str) -> None:
+    """A pair of which nothing could be compared has not been judged: that is a wrong call, not a clean answer."""
+    if topic in report.not_checked and not report.findings:
+        reason = report.not_checked[topic]
+        raise click.UsageError(f"nothing was compared: {reason}; give the parent that DIR was made from")

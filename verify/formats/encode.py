@@ -1,0 +1,76 @@
+"""The judge's own slow encoder of one block, from the written recipes; no line of it is shared with the pipeline.
+
+amax/1     scale = amax / 448 in f32 (IEEE division; 1.0 for a block of zeros); code = the E4M3 value nearest to the
+           f32 quotient w / scale clipped to +-448, ties to the even code; the sign of zero is kept.
+ue8m0/1    scale = the smallest power of two >= amax / 448 and >= 2^-127; codes with that scale.
+recover/1  a scale and codes that decode (f32 product, rounded to BF16) to the block bit for bit, or else amax/1.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardmill.kernels.formats import E4M3_VALUES
+
+F32: TypeAlias = NDArray[np.float32]
+U8: TypeAlias = NDArray[np.uint8]
+
+MAX = np.float32(448)
+RECIPES = ("amax/1", "ue8m0/1", "recover/1")
+
+_MAGNITUDES = E4M3_VALUES[:0x7F].astype(np.float64)  # of the codes 0x00 to 0x7E, ascending
+_MIDDLES = (_MAGNITUDES[1:] + _MAGNITUDES[:-1]) / 2  # exact: E4M3 has 4 significant bits, f64 has 53
+
+
+def encode_block(block: F32, recipe: str) -> tuple[np.float32, U8]:
+    """(scale, codes of the block's shape) of a finite block by amax/1 or ue8m0/1."""
+    amax = np.abs(block).max()
+    if amax == 0:
+        scale = np.float32(1)
+    elif recipe == "ue8m0/1":
+        scale = _power_of_two(amax)
+    else:
+        scale = _divided(amax, MAX)
+    return scale, nearest(_quotients(block, scale))
+
+
+def _divided(a: Any, b: Any) -> np.float32:
+    """f32 division by f64: exact quotients of f32 numbers round to f32 the same from f64, and no flag flushes them."""
+    return np.float32(np.float64(a) / np.float64(b))
+
+
+def _quotients(block: F32, scale: np.float32) -> NDArray[np.float64]:
+    rounded: F32 = (block.astype(np.float64) / np.float64(scale)).astype(np.float32)
+    return np.asarray(np.clip(rounded, -MAX, MAX), np.float64)
+
+
+def _power_of_two(amax: Any) -> np.float32:
+    wanted = Fraction(float(amax)) / 448
+    exponent = -127
+    while Fraction(2) ** exponent < wanted:
+        exponent += 1
+    return np.float32(2.0**exponent)
+
+
+def nearest(quotients: NDArray[np.float64]) -> U8:
+    """Codes of the nearest E4M3 values, found by search among the middles between neighbours."""
+    magnitude = np.abs(quotients)
+    below = np.searchsorted(_MIDDLES, magnitude, side="left").astype(np.uint8)  # a tie goes to the lower code
+    above = np.searchsorted(_MIDDLES, magnitude, side="right").astype(np.uint8)
+    even = np.where(below % 2 == 0, below, above)  # below != above only at a tie
+    return np.asarray(even | (np.signbit(quotients).astype(np.uint8) << 7), np.uint8)
+
+
+def decodes_to(block: F32, scale: np.float32, codes: U8) -> bool:
+    """Whether bf16(code * scale) equals a block of BF16 values bit for bit, the signs of zeros included."""
+    product = E4M3_VALUES[codes] * np.float32(scale)
+    return bool(np.array_equal(_bf16_bits(product), np.ascontiguousarray(block).view(np.uint32) >> 16))
+
+
+def _bf16_bits(values: F32) -> NDArray[np.uint32]:
+    bits = np.ascontiguousarray(values).view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint32)

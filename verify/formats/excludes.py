@@ -1,0 +1,137 @@
+"""A config's exclusion list: which modules it says are left unquantised.
+
+Three dialects: ModelOpt (`ignore` or `exclude_modules`: names, substrings, globs), DeepSeek-style fp8
+(`modules_to_not_convert`, `ignored_layers`: names or substrings), compressed-tensors (`ignore`: names, `re:` patterns).
+Lists are long and names many, so names that differ only in numbers are matched once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import translate
+from typing import Any, Self
+
+from shardmill.verify.rules.findings import Finding
+
+KEYS = ("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers")
+PATTERNS_MAX = 50_000
+GLOBS_MAX = 2_000  # of these, globs and expressions: each is compiled
+REGEX_CHARS_MAX = 256
+NAME_CHARS_MAX = 512
+WORK_MAX = 5_000_000  # names against patterns; a list that costs more is not judged to its end
+
+# A stranger's regular expression can take exponential time: no quantified group, no back-reference, few repeats.
+_UNSAFE = re.compile(r"\)[*+?{]|\\[1-9]|\(\?P=|\{")
+_REPEAT = re.compile(r"(?<!\\)[*+]")
+_REPEATS_MAX = 3
+_DIGITS = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """One entry of the list."""
+
+    text: str
+    regex: re.Pattern[str] | None  # None: a plain name, which matches itself, its children and as a substring
+
+    def matches(self, name: str) -> bool:
+        if self.regex is not None:
+            return self.regex.match(name) is not None
+        return self.text in name
+
+
+@dataclass(frozen=True, slots=True)
+class Excludes:
+    patterns: tuple[Pattern, ...]
+    _hit: Callable[[str], bool]
+
+    @classmethod
+    def read(cls, quantisation: Mapping[str, Any]) -> tuple[Self, list[Finding]]:
+        findings: list[Finding] = []
+        patterns: list[Pattern] = []
+        for key in KEYS:
+            value = quantisation.get(key)
+            if value is None:
+                continue
+            if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+                findings.append(
+                    Finding("config-json", "config.json", key, "a list of names", repr(value)[:80])
+                )
+                continue
+            costly = [item for item in value if _is_pattern(item)]
+            if len(costly) > GLOBS_MAX:
+                got = f"{len(costly):,}; the rest was not looked at"
+                findings.append(
+                    Finding("exclude-pattern", "config.json", key, f"at most {GLOBS_MAX:,} patterns", got)
+                )
+            read = frozenset(costly[:GLOBS_MAX])
+            for item in value[:PATTERNS_MAX]:
+                if _is_pattern(item) and item not in read:
+                    continue
+                pattern = _pattern(item)
+                if pattern is None:
+                    findings.append(
+                        Finding("exclude-pattern", "config.json", item, "a pattern that can be judged")
+                    )
+                else:
+                    patterns.append(pattern)
+        return cls(tuple(patterns), _matcher(patterns)), findings
+
+    @property
+    def numbered(self) -> bool:
+        """Whether some pattern tells layers or experts apart."""
+        return any(_DIGITS.search(pattern.text) for pattern in self.patterns)
+
+    def matched(self, modules: Iterable[str]) -> Iterator[str]:
+        """The modules that some pattern hits under their own name."""
+        return (module for module in modules if self._hit(module))
+
+    def hits(self, module: str) -> bool:
+        return self._hit(module)
+
+
+def _matcher(patterns: Iterable[Pattern]) -> Callable[[str], bool]:
+    names = {p.text for p in patterns if p.regex is None}
+    loose = [p for p in patterns if not _DIGITS.search(p.text)]
+    exact = [p for p in patterns if p.regex is not None and _DIGITS.search(p.text)]
+    by_shape: dict[str, bool] = {}
+    work = [WORK_MAX]
+
+    def hit(module: str) -> bool:
+        if len(module) > NAME_CHARS_MAX or work[0] < 0:
+            return False
+        if names and not names.isdisjoint(_self_and_parents(module)):
+            return True
+        shape = _DIGITS.sub("0", module)
+        work[0] -= len(exact)
+        if shape not in by_shape:
+            work[0] -= len(loose)
+            by_shape[shape] = any(pattern.matches(shape) for pattern in loose)
+        return by_shape[shape] or any(pattern.matches(module) for pattern in exact)
+
+    return hit
+
+
+def _self_and_parents(module: str) -> Iterator[str]:
+    yield module
+    while "." in module:
+        module = module.rpartition(".")[0]
+        yield module
+
+
+def _is_pattern(text: str) -> bool:
+    return text.startswith("re:") or not set("*?[").isdisjoint(text)
+
+
+def _pattern(text: str) -> Pattern | None:
+    if not text.startswith("re:"):
+        return Pattern(text, re.compile(translate(text)) if _is_pattern(text) else None)
+    source = text.removeprefix("re:")
+    if len(source) > REGEX_CHARS_MAX or _UNSAFE.search(source) or len(_REPEAT.findall(source)) > _REPEATS_MAX:
+        return None
+    try:
+        return Pattern(text, re.compile(source))
+    except (re.error, RecursionError, OverflowError):
+        return None

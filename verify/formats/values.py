@@ -1,0 +1,156 @@
+"""What the bytes of codes and scales may be, looked at strip by strip.
+
+E4M3 codes: no NaN (0x7F, 0xFF). E5M2 codes: neither NaN nor infinity. Scales in a float dtype: finite and above zero.
+E4M3 block scales: no NaN and no sign; zero is legal there (a zero block). E8M0 scales: no NaN (0xFF).
+Each row of the table has a quick test that runs at memory speed; only strips that fail it are looked at closely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardmill.verify.formats.schemes import CODE_DTYPES, SCALE_DTYPES, Linear
+from shardmill.verify.reading.header import Tensor
+from shardmill.verify.rules.findings import Finding
+
+Elements = NDArray[Any]
+Test = tuple[
+    str, str, Callable[[Elements], NDArray[np.bool_]]
+]  # slug, what is expected, which elements are bad
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """What the elements of a tensor must be."""
+
+    dtype: np.dtype[Any]
+    suspicious: Callable[[Elements], bool]
+    tests: tuple[Test, ...]
+
+
+def _float_scales(dtype: str, infinity: int, magnitude: int) -> Law:
+    def finite(bits: Elements) -> NDArray[np.bool_]:
+        return (bits & magnitude) < infinity
+
+    return Law(
+        np.dtype(dtype),
+        lambda bits: bool(bits.min() <= 0 or bits.max() >= infinity),
+        (
+            ("scale-not-finite", "a finite scale", lambda bits: ~finite(bits)),
+            ("scale-not-positive", "a scale above zero", lambda bits: (bits <= 0) & finite(bits)),
+        ),
+    )
+
+
+def _nan_e4m3(codes: Elements) -> NDArray[np.bool_]:
+    return np.asarray((codes & 0x7F) == 0x7F)
+
+
+CODE_LAWS: Mapping[str, Law] = {
+    "F8_E4M3": Law(
+        np.dtype(np.uint8),
+        lambda codes: bool(codes.max() == 0xFF or codes.view(np.int8).max() == 0x7F),
+        (("nan-code", "finite codes", _nan_e4m3),),
+    ),
+    "F8_E5M2": Law(
+        np.dtype(np.uint8),
+        lambda codes: bool(codes.max() >= 0xFC or codes.view(np.int8).max() >= 0x7C),
+        (("nan-code", "finite codes", lambda codes: (codes & 0x7F) >= 0x7C),),
+    ),
+}
+_E8M0 = Law(
+    np.dtype(np.uint8),
+    lambda scales: bool(scales.max() == 0xFF),
+    (("scale-not-finite", "a finite scale", lambda scales: scales == 0xFF),),
+)
+SCALE_LAWS: Mapping[str, Law] = {
+    "F32": _float_scales("<i4", 0x7F800000, 0x7FFFFFFF),
+    "BF16": _float_scales("<i2", 0x7F80, 0x7FFF),
+    "F16": _float_scales("<i2", 0x7C00, 0x7FFF),
+    "F8_E4M3": Law(
+        np.dtype(np.uint8),
+        lambda scales: bool(scales.max() >= 0x7F),
+        (
+            ("block-scale-nan", "a block scale of at most 448", _nan_e4m3),
+            ("block-scale-negative", "a block scale without sign", lambda s: (s > 0x80) & ~_nan_e4m3(s)),
+        ),
+    ),
+    "F8_E8M0": _E8M0,
+    "U8": _E8M0,
+}
+
+
+def laws_of(linears: Mapping[str, Linear]) -> dict[str, Law]:
+    """Tensor name -> the law of its elements, for the codes and scales of these modules."""
+    laws: dict[str, Law] = {}
+    for linear in linears.values():
+        if (
+            linear.weight is not None
+            and linear.weight.dtype in CODE_DTYPES
+            and linear.weight.dtype in CODE_LAWS
+        ):
+            laws[linear.weight.name] = CODE_LAWS[linear.weight.dtype]
+        for leaf, scale in linear.scales.items():
+            if scale.dtype in SCALE_DTYPES[leaf]:
+                laws[scale.name] = SCALE_LAWS[scale.dtype]
+    return laws
+
+
+@dataclass(slots=True)
+class Look:
+    """One tensor's elements against their law, fed in the order of its bytes."""
+
+    tensor: Tensor
+    law: Law
+    _rest: bytes = b""
+    _seen: int = 0
+    _first: dict[str, int] = field(default_factory=dict)
+    _count: dict[str, int] = field(default_factory=dict)
+
+    def feed(self, strip: NDArray[np.uint8]) -> Elements:
+        """Looks at the elements that are whole with this strip, and gives them back."""
+        elements = self._elements(strip)
+        if len(elements) and self.law.suspicious(elements):
+            for slug, _, bad in self.law.tests:
+                places = np.flatnonzero(bad(elements))
+                if len(places):
+                    self._first.setdefault(slug, self._seen + int(places[0]))
+                    self._count[slug] = self._count.get(slug, 0) + len(places)
+        self._seen += len(elements)
+        return elements
+
+    def _elements(self, strip: NDArray[np.uint8]) -> Elements:
+        width = self.law.dtype.itemsize
+        if width == 1:
+            return strip
+        data = self._rest + strip.tobytes()  # strips end anywhere, elements don't
+        whole = len(data) - len(data) % width
+        self._rest = data[whole:]
+        return np.frombuffer(data[:whole], self.law.dtype)
+
+    def findings(self) -> list[Finding]:
+        return [
+            Finding(slug, self.tensor.file, self.tensor.name, expected, self._where(slug))
+            for slug, expected, _ in self.law.tests
+            if slug in self._first
+        ]
+
+    def _where(self, slug: str) -> str:
+        count, place = self._count[slug], place_of(self._first[slug], self.tensor.shape)
+        return f"{count:,} of {self._seen:,}, the first at {place}" if self._seen > 1 else "its one element"
+
+
+def place_of(element: int, shape: tuple[int, ...]) -> str:
+    """The indices of the n-th element: `row 3, column 17` of a matrix."""
+    indices: list[int] = []
+    for dim in reversed(shape):
+        element, index = divmod(element, max(dim, 1))
+        indices.insert(0, index)
+    if len(indices) == 2:
+        return f"row {indices[0]}, column {indices[1]}"
+    return f"element {indices}"

@@ -1,0 +1,228 @@
+"""Is the checkpoint whole, and is it what was published?
+
+Structure (headers, index, files), scales and codes, config entries; with a manifest every file and tensor digest; with
+the parent, that nothing was lost and that carried tensors are the parent's byte by byte. One pass over the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from shardmill.verify.formats.encode import RECIPES
+from shardmill.verify.formats.schemes import Linear, grid_of, pair_faults, quantised
+from shardmill.verify.formats.values import Law, Look, laws_of
+from shardmill.verify.questions.entries import entry_faults
+from shardmill.verify.questions.parentage import Parentage, parentage
+from shardmill.verify.questions.structure import structure_faults
+from shardmill.verify.reading.checkpoint import Checkpoint, is_plain_path, open_checkpoint
+from shardmill.verify.reading.header import Tensor
+from shardmill.verify.reading.manifest import MANIFEST, Manifest
+from shardmill.verify.reading.source import Source
+from shardmill.verify.reading.stream import FileJob, FileResult, Task, stream
+from shardmill.verify.rules.findings import Finding, Report
+
+# Signatures and provenance are made after the manifest and vouch for it; they can't be listed in it.
+SMALL_BYTES_MAX = 4 << 20  # of files whose sha256 a remote place does not state; these are read
+AFTER_THE_MANIFEST = ("model.sig", "provenance.intoto.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A checkpoint with what is judged about it."""
+
+    checkpoint: Checkpoint
+    linears: dict[str, Linear]
+    laws: dict[str, Law]
+
+
+def integrity(
+    source: Source,
+    parent: Source | None = None,
+    read_data: bool | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Report:
+    """`read_data` False judges headers, and digests that the place states; None reads what lies on this machine.
+
+    `progress` is told of bytes done and bytes in all.
+    """
+    report = Report("integrity")
+    opened = _open(source, report)
+    origin = parentage(opened.checkpoint, opened.linears, parent, report) if parent is not None else None
+    if origin is None:
+        report.leaves_out("parent", "no --parent given")
+    if read_data is False or (read_data is None and source.remote):
+        for topic in ("scales", "codes"):
+            report.leaves_out(topic, "headers only")
+        _stated_digests(opened.checkpoint, report)
+    else:
+        _data(opened, origin, parent, report, progress)
+    report.fine = _fine(opened.checkpoint, report)
+    return report
+
+
+def _open(source: Source, report: Report) -> Opened:
+    checkpoint = open_checkpoint(source, report)
+    linears = quantised(checkpoint.tensors)
+    report.add(*structure_faults(checkpoint), *pair_faults(linears.values()))
+    report.add(*entry_faults(checkpoint, linears))
+    if checkpoint.config:
+        report.checks("config")
+    else:
+        absent = "config.json" not in checkpoint.files
+        report.leaves_out("config", "there is no config.json" if absent else "config.json cannot be used")
+    if checkpoint.manifest is not None:
+        report.add(*_manifest_faults(checkpoint, checkpoint.manifest))
+    elif MANIFEST in checkpoint.files:
+        report.leaves_out("digests", f"{MANIFEST} cannot be used")
+    else:
+        report.leaves_out("digests", f"there is no {MANIFEST}")
+    return Opened(checkpoint, linears, laws_of(linears))
+
+
+def _manifest_faults(checkpoint: Checkpoint, manifest: Manifest) -> Iterator[Finding]:
+    """Names and sizes in the manifest against the folder, without data."""
+    for path, record in manifest.files.items():
+        if not is_plain_path(path):
+            yield Finding("index-path", MANIFEST, "", "a plain file name", ascii(path[:200]))
+        elif path not in checkpoint.files:
+            yield Finding("missing-file", path, "", f"{record.bytes:,} bytes", "no such file")
+        elif checkpoint.files[path] != record.bytes:
+            yield Finding(
+                "file-size", path, "", f"{record.bytes:,} bytes", f"{checkpoint.files[path]:,} bytes"
+            )
+    for path in checkpoint.files:
+        if path not in manifest.files and path != MANIFEST and path not in AFTER_THE_MANIFEST:
+            yield Finding("stray-file", path, "", f"a file that {MANIFEST} lists")
+    for file, header in checkpoint.headers.items():
+        listed = manifest.shards[file].tensors if file in manifest.shards else {}
+        here = {tensor.name for tensor in header.tensors}
+        for name in sorted(here - set(listed)):
+            yield Finding("manifest-lacks-tensor", file, name, "a digest in the manifest", "none")
+        for name in sorted(set(listed) - here):
+            yield Finding("manifest-extra-tensor", file, name, "the tensor that the manifest lists", "none")
+    yield from _conversion_faults(checkpoint, manifest)
+
+
+_DEQUANTISED = "dequantise/1"  # the record of codes that became BF16
+
+
+def _conversion_faults(checkpoint: Checkpoint, manifest: Manifest) -> Iterator[Finding]:
+    """Each weight that the manifest says was converted is there, in codes, with scales for the recorded blocks.
+
+    A conversion by a recipe of another kind (packed codes, codes decoded to floats) is held to its digests alone.
+    """
+    for name, conversion in manifest.conversions.items():
+        weight = checkpoint.tensors.get(name)
+        scale = checkpoint.tensors.get(f"{name}_scale_inv") or checkpoint.tensors.get(f"{name}_scale")
+        if weight is None:
+            yield Finding("conversion-record", MANIFEST, name, "the converted weight", "no such tensor")
+        elif conversion.recipe not in RECIPES:
+            continue
+        elif weight.dtype != "F8_E4M3" or len(weight.shape) < 2 or scale is None:
+            yield Finding(
+                "conversion-record", weight.file, name, "F8_E4M3 of two axes and its scales", str(weight)
+            )
+        elif scale.shape != grid_of(weight.shape, conversion.block):
+            expected = (
+                f"{list(grid_of(weight.shape, conversion.block))} for blocks of {list(conversion.block)}"
+            )
+            yield Finding("conversion-record", scale.file, scale.name, expected, str(list(scale.shape)))
+
+
+def _data(
+    opened: Opened,
+    origin: Parentage | None,
+    parent: Source | None,
+    report: Report,
+    progress: Callable[[int, int], None],
+) -> None:
+    checkpoint = opened.checkpoint
+    jobs = list(_jobs(opened, origin))
+    sources = origin.source_jobs() if origin is not None else []
+    total = sum(job.bytes for job in (*jobs, *sources))
+    done = [0]
+
+    def told(count: int) -> None:
+        done[0] += count
+        progress(done[0], total)
+
+    results = stream(checkpoint.source, jobs, parent, told)
+    for result in results.values():
+        report.add(*result.findings)
+        if checkpoint.manifest is not None:
+            report.add(*_digest_faults(checkpoint.manifest, result))
+        for name, first in result.unequal.items():
+            got = f"byte {first:,} of the tensor differs"
+            report.add(Finding("carried-changed", result.file, name, "the parent's bytes", got))
+    report.checks("scales")
+    report.checks("codes")
+    if checkpoint.manifest is not None:
+        report.checks("digests")
+    if origin is not None and parent is not None:
+        report.add(*origin.source_faults(stream(parent, sources, None, told)))
+        report.checks("parent")
+
+
+def _stated_digests(checkpoint: Checkpoint, report: Report) -> None:
+    """The manifest's sha256 against those that the place states (a hub's, of large files); small files are read."""
+    manifest, stated = checkpoint.manifest, checkpoint.source.digests
+    if manifest is None or not stated:
+        report.leaves_out("digests", "headers only")
+        return
+    small: list[FileJob] = []
+    for path, record in manifest.files.items():
+        if path not in checkpoint.files or record.sha256 is None:
+            continue
+        if path in stated and stated[path] != record.sha256:
+            report.add(
+                Finding("file-digest", path, "", record.sha256, f"{stated[path]}, as the place states")
+            )
+        elif path not in stated and checkpoint.files[path] == record.bytes <= SMALL_BYTES_MAX:
+            small.append(FileJob(path, record.bytes, True, ()))
+    for result in stream(checkpoint.source, small).values():
+        report.add(*result.findings, *_digest_faults(manifest, result))
+    report.checks("digests of files, as the place states them")
+    report.leaves_out("digests of tensors", "headers only")
+
+
+def _jobs(opened: Opened, origin: Parentage | None) -> Iterator[FileJob]:
+    checkpoint, manifest = opened.checkpoint, opened.checkpoint.manifest
+    for file, size in checkpoint.files.items():
+        record = manifest.files.get(file) if manifest is not None else None
+        sha256 = record is not None and record.sha256 is not None and record.bytes == size
+        tasks: list[Task] = []
+        if file in checkpoint.headers and checkpoint.headers[file].sound:
+            listed = manifest.shards[file].tensors if manifest is not None and file in manifest.shards else {}
+            twins = origin.twins if origin is not None else {}
+            for tensor in checkpoint.headers[file].tensors:
+                task = _task(tensor, tensor.name in listed, opened.laws, twins)
+                if task is not None:
+                    tasks.append(task)
+        if sha256 or tasks:
+            yield FileJob(file, size, sha256, tuple(tasks))
+
+
+def _task(tensor: Tensor, digest: bool, laws: dict[str, Law], twins: dict[str, Tensor]) -> Task | None:
+    law, twin = laws.get(tensor.name), twins.get(tensor.name)
+    watch = partial(Look, tensor, law) if law is not None else None
+    return Task(tensor, digest, watch, twin) if digest or watch or twin is not None else None
+
+
+def _digest_faults(manifest: Manifest, result: FileResult) -> Iterator[Finding]:
+    record, shard = manifest.files.get(result.file), manifest.shards.get(result.file)
+    if record is not None and record.sha256 is not None and result.sha256 not in ("", record.sha256):
+        yield Finding("file-digest", result.file, "", record.sha256, result.sha256)
+    for name, digest in result.digests.items():
+        if shard is not None and shard.tensors[name] != digest:
+            yield Finding("tensor-digest", result.file, name, shard.tensors[name], digest)
+
+
+def _fine(checkpoint: Checkpoint, report: Report) -> list[str]:
+    faulty = {finding.file for finding in report.findings if finding.severity != "info"}
+    return [
+        f"{file}: {len(header.tensors):,} tensors, {checkpoint.files[file]:,} bytes"
+        for file, header in checkpoint.headers.items()
+        if file not in faulty
+    ]

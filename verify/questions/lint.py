@@ -1,0 +1,135 @@
+"""Does the checkpoint make sense? Its scales, names, groups and config, by rules; no parent needed.
+
+Rules are selected by id, slug or the front of an id; a finding is ignored only by a line that gives its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from shardmill.verify.formats.declared import declaration
+from shardmill.verify.formats.schemes import pair_faults, quantised
+from shardmill.verify.questions.entries import entry_faults
+from shardmill.verify.questions.lint_names import name_faults, names_of
+from shardmill.verify.questions.lint_scales import Scene, scale_faults
+from shardmill.verify.questions.scale_values import SAMPLE_BYTES, read_scales
+from shardmill.verify.questions.structure import structure_faults
+from shardmill.verify.questions.tensor_parallel import demanded, sentence, tensor_parallel
+from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
+from shardmill.verify.reading.source import Source
+from shardmill.verify.rules.findings import Finding, Report
+from shardmill.verify.rules.table import RULES, rule_named
+
+
+@dataclass(frozen=True, slots=True)
+class Ignore:
+    """One line of an ignore file: `SM104 model.layers.*.down_proj.input_scale  # measured, see card`."""
+
+    slug: str
+    pattern: str
+    reason: str
+
+    def covers(self, finding: Finding) -> bool:
+        return finding.slug == self.slug and fnmatchcase(finding.tensor or finding.file, self.pattern)
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the user asked for beside the checkpoint."""
+
+    read_data: bool = True
+    sample_bytes: int | None = None
+    tp: tuple[int, ...] = ()
+    select: frozenset[str] | None = None  # slugs
+    ignore: tuple[Ignore, ...] = ()
+
+
+def lint(
+    source: Source,
+    wishes: Wishes = Wishes(),
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Report:
+    report = Report("lint")
+    checkpoint = open_checkpoint(source, report)
+    linears = quantised(checkpoint.tensors)
+    report.add(*structure_faults(checkpoint), *pair_faults(linears.values()))
+    report.add(*entry_faults(checkpoint, linears))
+    declared = declaration(checkpoint.quantisation)[0] if checkpoint.quantisation else None
+    report.add(*name_faults(names_of(checkpoint, linears, declared)))
+    report.checks("names")
+    if wishes.read_data:
+        budget = (
+            wishes.sample_bytes
+            if wishes.sample_bytes is not None
+            else SAMPLE_BYTES
+            if source.remote
+            else None
+        )
+        scales = read_scales(checkpoint, linears, report, budget, progress)
+        report.add(*scale_faults(Scene(linears, scales, declared, checkpoint.quantisation)))
+    else:
+        report.leaves_out("scales", "headers only")
+        scene = Scene(linears, {}, declared, checkpoint.quantisation)
+        report.add(*scale_faults(scene))
+    if linears:
+        verdict = tensor_parallel(linears, declared)
+        report.facts["tensor parallel"] = sentence(verdict)
+        report.add(*demanded(verdict, wishes.tp))
+    return finish(report, checkpoint, wishes)
+
+
+def finish(report: Report, checkpoint: Checkpoint, wishes: Wishes) -> Report:
+    """The report with only the selected rules, without what is ignored, and with a line for each fine file."""
+    kept = Report(report.question, report.checked, report.not_checked, facts=report.facts)
+    ignored: dict[str, int] = {}
+    for finding in report.findings:
+        if wishes.select is not None and finding.slug not in wishes.select:
+            continue
+        line = next((line for line in wishes.ignore if line.covers(finding)), None)
+        if line is None:
+            kept.add(finding)
+        else:
+            said = f"{RULES[line.slug].id} {line.slug}: {line.reason}"
+            ignored[said] = ignored.get(said, 0) + 1
+    ignored_rules = {line.slug for line in wishes.ignore}
+    for slug, count in report.more.items():
+        if slug not in ignored_rules and (wishes.select is None or slug in wishes.select):
+            kept.more[slug] = count
+    if ignored:
+        kept.facts["ignored"] = {said: ignored[said] for said in sorted(ignored)}
+    faulty = {finding.file for finding in kept.findings if finding.severity != "info"}
+    kept.fine = [
+        f"{file}: {len(header.tensors):,} tensors"
+        for file, header in checkpoint.headers.items()
+        if file not in faulty
+    ]
+    return kept
+
+
+def parse_selection(text: str) -> frozenset[str]:
+    """Slugs of `SM1,SM202,placeholder-input-scale`: ids, fronts of ids, slugs. Raises ValueError."""
+    slugs: set[str] = set()
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        rule = rule_named(part)
+        found = {rule.slug} if rule else {s for s, r in RULES.items() if r.id.startswith(part.upper())}
+        if not found:
+            raise ValueError(f"{part!r} is no rule; --list-rules shows them")
+        slugs |= found
+    return frozenset(slugs)
+
+
+def parse_ignores(lines: Iterable[str]) -> Iterator[Ignore]:
+    """Lines of an ignore file. Raises ValueError for one without a known rule or without a reason."""
+    for number, line in enumerate(lines, 1):
+        body, _, reason = line.partition("#")
+        parts = body.split()
+        if not parts:
+            continue
+        rule = rule_named(parts[0])
+        if rule is None or len(parts) > 2:
+            raise ValueError(f"line {number}: {body.strip()!r} is not `RULE [PATTERN]  # reason`")
+        if not reason.strip():
+            raise ValueError(f"line {number}: {parts[0]} is ignored without a reason; write one after #")
+        yield Ignore(rule.slug, parts[1] if len(parts) == 2 else "*", reason.strip())

@@ -1,0 +1,235 @@
+"""Sanity of scales: placeholders, outliers, fused halves that disagree, conventions mixed up. No parent needed.
+
+Scales are compared with those of their kind: the same module of other layers and experts (`kind_of` a name).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shardmill.verify.formats.declared import CONFIG, Declaration
+from shardmill.verify.formats.fused import fused_groups, kind_of
+from shardmill.verify.formats.schemes import INPUT_SCALES, Linear, split_name
+from shardmill.verify.questions.scale_values import Scale
+from shardmill.verify.reading.header import Tensor
+from shardmill.verify.rules.findings import Finding
+
+PLACEHOLDER_MEMBERS_MIN = 4  # so many equal scales of one kind are no chance
+OUTLIER_MEMBERS_MIN = 8
+OUTLIER_Z = 10.0  # robust z of the logarithm
+OUTLIER_RATIO = (
+    16.0  # and this far from the median: a kind whose members are all but equal has tiny deviations
+)
+ZERO_SHARE_MAX = 0.01
+
+_NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What the rules look at."""
+
+    linears: Mapping[str, Linear]
+    scales: Mapping[str, Scale]  # by tensor name
+    declared: Declaration | None
+    quantisation: Mapping[str, Any]
+
+    def of(self, linear: Linear, leaf: str) -> Scale | None:
+        tensor = linear.scales.get(leaf)
+        return self.scales.get(tensor.name) if tensor is not None else None
+
+
+def scale_faults(scene: Scene) -> Iterator[Finding]:
+    for rule in RULES:
+        yield from rule(scene)
+
+
+def _by_kind(scene: Scene, leaves: Iterable[str]) -> Iterator[tuple[str, list[Scale]]]:
+    """Scalars with these leaves, grouped with the others of their kind, in the order of names."""
+    wanted = frozenset(leaves)
+    groups: dict[str, list[Scale]] = {}
+    for name in sorted(scene.scales):
+        scale = scene.scales[name]
+        if split_name(name)[1] in wanted and scale.count == 1 and not scale.faulty:
+            groups.setdefault(kind_of(name), []).append(scale)
+    yield from groups.items()
+
+
+def placeholders(scene: Scene) -> Iterator[Finding]:
+    """One value for every expert of several layers, or 1.0 for all: nobody measured it."""
+    for leaf in INPUT_SCALES:
+        everywhere = [scale for _, members in _by_kind(scene, [leaf]) for scale in members]
+        if len(everywhere) >= PLACEHOLDER_MEMBERS_MIN and {scale.value for scale in everywhere} == {1.0}:
+            got = f"1.0 in all {len(everywhere):,} of {leaf}"
+            yield _at("placeholder-input-scale", everywhere[0].tensor, "measured values, which differ", got)
+            return
+    for kind, members in _by_kind(scene, INPUT_SCALES):
+        values = {scale.value for scale in members}
+        layers = {number[0] if (number := _NUMBER.search(s.tensor.name)) else "" for s in members}
+        if len(members) < PLACEHOLDER_MEMBERS_MIN or len(values) > 1:
+            continue
+        if len(layers) > 1 or values == {1.0}:
+            first = members[0].tensor
+            got = f"{members[0].value:g} in all {len(members):,} of {kind}"
+            yield Finding(
+                "placeholder-input-scale", first.file, first.name, "measured values, which differ", got
+            )
+
+
+def unit_global_scales(scene: Scene) -> Iterator[Finding]:
+    for leaf in ("weight_scale_2", "weight_global_scale"):
+        for _, members in _by_kind(scene, [leaf]):
+            for scale in members:
+                if scale.value == 1.0:
+                    yield _at("global-scale-one", scale.tensor, "amax / (6 * 448) or its inverse", "1.0")
+
+
+def unit_weight_scales(scene: Scene) -> Iterator[Finding]:
+    """Every scale of every weight is 1.0: they were initialised and never computed."""
+    grids = [(linear, scene.scales.get(linear.grid.name)) for linear in scene.linears.values() if linear.grid]
+    known = [
+        scale for linear, scale in grids if scale is not None and linear.kind.startswith(("fp8", "comfy"))
+    ]
+    if len(known) >= PLACEHOLDER_MEMBERS_MIN and all(scale.low == scale.high == 1.0 for scale in known):
+        got = f"1.0 in all {len(known):,} weights"
+        yield _at("placeholder-weight-scale", known[0].tensor, "scales computed from the weights", got)
+
+
+def missing_input_scales(scene: Scene) -> Iterator[Finding]:
+    """Most of a kind have an input scale and one has none; or the declared path reads one and there is none."""
+    with_scale: dict[str, int] = {}
+    without: dict[str, list[Linear]] = {}
+    for module, linear in scene.linears.items():
+        if linear.weight is None:
+            continue
+        if any(leaf in linear.scales for leaf in INPUT_SCALES):
+            with_scale[kind_of(module)] = with_scale.get(kind_of(module), 0) + 1
+        else:
+            without.setdefault(kind_of(module), []).append(linear)
+    for kind, lacking in without.items():
+        for linear in lacking:
+            assert linear.weight is not None
+            if with_scale.get(kind, 0) > len(lacking):
+                expected = f"an input scale, as {with_scale[kind]:,} of its kind have"
+                yield Finding("missing-input-scale", linear.weight.file, linear.module, expected, "none")
+            elif _reads_input_scale(scene.declared, linear):
+                expected = f"an input scale, which {_path(scene)} reads"
+                yield Finding("input-scale-needed", linear.weight.file, linear.module, expected, "none")
+
+
+def _reads_input_scale(declared: Declaration | None, linear: Linear) -> bool:
+    if declared is None or not declared.static_inputs:
+        return False
+    if declared.entries is not None:
+        entry = declared.entries.get(linear.module)
+        return entry is not None and entry.algo in ("NVFP4", "FP8")
+    return linear.kind in ("nvfp4", "ct-nvfp4", "fp8-tensor", "fp8-block", "fp8-grid")
+
+
+def _path(scene: Scene) -> str:
+    assert scene.declared is not None
+    return scene.declared.algo or scene.declared.method
+
+
+def weight_only(scene: Scene) -> Iterator[Finding]:
+    """NVFP4 with `input_activations: null` selects the weight-only path; the stored input scales lie idle."""
+    declared = scene.declared
+    if declared is not None and declared.weight_only and declared.algo == "NVFP4":
+        got = "quant_algo NVFP4 with input_activations null in every group"
+        expected = "W4A16_NVFP4 for weight-only, or NVFP4 with input_activations for W4A4"
+        yield Finding("weight-only-path", CONFIG, "", expected, got)
+
+
+def outliers(scene: Scene) -> Iterator[Finding]:
+    """Robust z of the logarithm over layers and experts."""
+    leaves = (*INPUT_SCALES, "weight_scale_2", "weight_global_scale")
+    for kind, members in _by_kind(scene, leaves):
+        positive = [scale for scale in members if scale.value > 0]
+        if len(positive) < OUTLIER_MEMBERS_MIN:
+            continue
+        logs = np.log(np.array([scale.value for scale in positive]))
+        middle = float(np.median(logs))
+        spread = max(1.4826 * float(np.median(np.abs(logs - middle))), 1e-3)
+        far = (np.abs(logs - middle) > OUTLIER_Z * spread) & (np.abs(logs - middle) > np.log(OUTLIER_RATIO))
+        for place in np.flatnonzero(far):
+            scale = positive[int(place)]
+            z = (logs[place] - middle) / spread
+            expected = f"about {np.exp(middle):.3g}, the median of {len(positive):,} of {kind}"
+            yield _at("scale-outlier", scale.tensor, expected, f"{scale.value:.3g} (robust z {z:+.0f})")
+
+
+def fused_global_scales(scene: Scene) -> Iterator[Finding]:
+    """One fused kernel takes one global scale: the other half decodes wrong by the ratio."""
+    for parent, group, members in fused_groups(scene.linears):
+        for leaf in ("weight_scale_2", "weight_global_scale"):
+            found = [(member, scene.of(scene.linears[module], leaf)) for member, module in members.items()]
+            known = [(member, scale) for member, scale in found if scale is not None and scale.value > 0]
+            values = [scale.value for _, scale in known]
+            if len(known) < 2 or min(values) == max(values):
+                continue
+            said = ", ".join(f"{member} {scale.value:.6g}" for member, scale in known)
+            wrong = max(max(v / values[0], values[0] / v) for v in values)
+            got = f"{said}: with {known[0][0]}'s, another half decodes {wrong:.4g} times wrong"
+            first = known[0][1].tensor
+            yield Finding("fused-global-scale", first.file, f"{parent}.{group.fused}", f"one {leaf}", got)
+
+
+def zero_block_scales(scene: Scene) -> Iterator[Finding]:
+    for linear in scene.linears.values():
+        scale = scene.of(linear, "weight_scale")
+        if linear.kind in ("nvfp4", "ct-nvfp4") and scale is not None and scale.zeros:
+            share = scale.zeros / scale.count
+            if share > ZERO_SHARE_MAX:
+                got = f"{share:.1%} ({scale.zeros:,} of {scale.count:,})"
+                yield _at("zero-block-scales", scale.tensor, f"at most {ZERO_SHARE_MAX:.0%} of zeros", got)
+
+
+def conventions(scene: Scene) -> Iterator[Finding]:
+    """A scale that multiplies lies far below 1 for any sane weight (amax / 448); a divisor far above."""
+    multipliers = {"weight_scale_inv": 1.0, "scale_weight": 1.0, "weight_scale_2": 1.0}
+    for linear in scene.linears.values():
+        for leaf in linear.scales:
+            scale = scene.of(linear, leaf)
+            if scale is None or scale.faulty:
+                continue
+            multiplies = leaf in multipliers or (leaf == "weight_scale" and linear.kind.startswith("fp8"))
+            if multiplies and scale.low > 1.0:
+                got = f"{scale.low:.4g} and more: decoded weights of up to {scale.low * 448:.3g} and more"
+                yield _at("scale-convention", scale.tensor, "a number that multiplies, far below 1", got)
+            elif leaf == "weight_global_scale" and 0 < scale.high < 1.0:
+                yield _at("scale-convention", scale.tensor, "a divisor: 448 * 6 / amax", f"{scale.high:.4g}")
+
+
+def powers_of_two(scene: Scene) -> Iterator[Finding]:
+    """`scale_fmt: ue8m0` promises powers of two; others are rounded again at load, up to 2x."""
+    if str(scene.quantisation.get("scale_fmt", "")).lower() != "ue8m0":
+        return
+    for linear in scene.linears.values():
+        scale = scene.of(linear, "weight_scale_inv") or scene.of(linear, "weight_scale")
+        if scale is not None and linear.kind.startswith("fp8") and not scale.powers_of_two:
+            yield _at(
+                "scale-not-ue8m0", scale.tensor, "powers of two, as scale_fmt ue8m0 says", "other numbers"
+            )
+
+
+def _at(slug: str, tensor: Tensor, expected: str, got: str) -> Finding:
+    return Finding(slug, tensor.file, tensor.name, expected, got)
+
+
+RULES: tuple[Callable[[Scene], Iterator[Finding]], ...] = (
+    placeholders,
+    unit_global_scales,
+    unit_weight_scales,
+    missing_input_scales,
+    weight_only,
+    outliers,
+    fused_global_scales,
+    zero_block_scales,
+    conventions,
+    powers_of_two,
+)

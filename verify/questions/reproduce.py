@@ -1,0 +1,230 @@
+"""The recompute proof: blocks drawn at random are made again from the parent and compared bit by bit.
+
+If a fraction f of all blocks were wrong, K random ones would all be right with probability (1 - f)^K: the report says
+what that comes to. With every block compared, nothing is left to chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardmill.verify.formats.blocks import Block, block_of
+from shardmill.verify.formats.declared import declaration
+from shardmill.verify.formats.encode import RECIPES, decodes_to, encode_block
+from shardmill.verify.formats.matrices import Open, floats
+from shardmill.verify.formats.schemes import FLOATS, quantised
+from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
+from shardmill.verify.reading.header import Tensor
+from shardmill.verify.reading.manifest import MANIFEST
+from shardmill.verify.reading.source import Source
+from shardmill.verify.reading.threads import pinned
+from shardmill.verify.rules.findings import Finding, Report
+
+BLOCKS = 2_000
+BLOCK_ELEMENTS_MAX = 1 << 22  # a block is held whole
+BLOCK_KINDS = (
+    "fp8-block",
+    "fp8-grid",
+    "fp8-tensor",
+    "fp8-channel",
+)  # a grid of one block or column looks like the last
+FRACTIONS = (0.1, 0.01, 0.001)
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A converted weight: its codes and scales here, its floats in the parent, and how it was made."""
+
+    codes: Tensor
+    scales: Tensor
+    parent: Tensor
+    block: Block
+    recipe: str
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        return self.scales.shape[0], self.scales.shape[1]
+
+    @property
+    def blocks(self) -> int:
+        return self.grid[0] * self.grid[1]
+
+
+@dataclass(slots=True)
+class Count:
+    compared: int = 0
+    exact: int = 0  # blocks of recover/1 that decode to the parent's bits
+    wrong: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+
+def reproduce(
+    source: Source,
+    parent: Source,
+    blocks: int | None = BLOCKS,
+    seed: int = 0,
+    recipe: str | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Report:
+    """`blocks`: how many, None for all. `recipe`: of a checkpoint without a manifest."""
+    report = Report("reproduce")
+    child = open_checkpoint(source, report)
+    origin = open_checkpoint(parent, Report("reproduce"))
+    weights = list(converted(child, origin, recipe, report))
+    total = sum(weight.blocks for weight in weights)
+    if not total:
+        report.leaves_out("blocks", "no weight here was converted from a float weight of that parent")
+        return report
+    chosen = _choose(weights, blocks, seed)
+    goal, done = sum(len(places) for places in chosen), [0]
+
+    def check(place: int, opened: tuple[Open, Open]) -> Count:
+        count = _check(weights[place], chosen[place], *opened)
+        done[0] += count.compared
+        progress(done[0], goal)
+        return count
+
+    with_blocks = [place for place in range(len(weights)) if len(chosen[place])]
+    counts = pinned(check, with_blocks, lambda: (Open(source), Open(parent)))
+    for count in counts:
+        report.add(*count.findings)
+    if goal == total:
+        report.add(
+            *_claims(child, {weights[p].codes.name: c for p, c in zip(with_blocks, counts, strict=True)})
+        )
+    report.checks("blocks")
+    report.facts.update(_facts(counts, total, seed))
+    return report
+
+
+def converted(child: Checkpoint, parent: Checkpoint, recipe: str | None, report: Report) -> Iterator[Weight]:
+    """The weights in block FP8 here that are floats of the same shape in the parent."""
+    manifest = child.manifest
+    declared = declaration(child.quantisation)[0] if child.quantisation else None
+    before = {new: old for old, new in (manifest.renamed if manifest else {}).items()}
+    for linear in quantised(child.tensors).values():
+        scales = linear.grid
+        if (
+            linear.kind not in BLOCK_KINDS
+            or linear.weight is None
+            or scales is None
+            or len(scales.shape) != 2
+        ):
+            continue
+        name = linear.weight.name
+        theirs = parent.tensors.get(before.get(name, name))
+        if (
+            theirs is None
+            or theirs.dtype not in FLOATS
+            or theirs.shape != linear.shape
+            or len(linear.shape) != 2
+        ):
+            continue
+        if not all((child.readable(linear.weight), child.readable(scales), parent.readable(theirs))):
+            continue
+        conversion = manifest.conversions.get(name) if manifest is not None else None
+        made_by = conversion.recipe if conversion is not None else recipe or "amax/1"
+        block = conversion.block if conversion is not None else block_of(linear, declared)
+        if made_by not in RECIPES or scales.dtype != "F32":
+            got = f"{made_by} with scales in {scales.dtype}"
+            expected = f"{' or '.join(RECIPES)} with scales in F32"
+            report.add(Finding("recipe-unknown", linear.weight.file, name, expected, got))
+        elif min(block[0], linear.shape[0]) * min(block[1], linear.shape[1]) > BLOCK_ELEMENTS_MAX:
+            got = f"blocks of {list(block)}"
+            limit = f"blocks of at most {BLOCK_ELEMENTS_MAX:,} elements"
+            report.add(Finding("recipe-unknown", linear.weight.file, name, limit, got))
+        elif scales.shape == (-(-linear.shape[0] // block[0]), -(-linear.shape[1] // block[1])):
+            yield Weight(linear.weight, scales, theirs, block, made_by)
+
+
+def _choose(weights: list[Weight], blocks: int | None, seed: int) -> list[NDArray[np.int64]]:
+    """Which blocks of each weight: all, or `blocks` of them drawn without replacement from all weights together."""
+    ends = np.cumsum([weight.blocks for weight in weights])
+    total = int(ends[-1])
+    if blocks is None or blocks >= total:
+        return [np.arange(weight.blocks) for weight in weights]
+    random = np.random.Generator(np.random.PCG64(seed))
+    drawn = np.sort(random.choice(total, size=blocks, replace=False))
+    owner = np.searchsorted(ends, drawn, side="right")
+    begins = ends - np.array([weight.blocks for weight in weights])
+    return [drawn[owner == place] - begins[place] for place in range(len(weights))]
+
+
+def _check(weight: Weight, places: NDArray[np.int64], ours: Open, theirs: Open) -> Count:
+    count = Count()
+    scales = ours.bytes(weight.scales, 0, weight.scales.bytes).view("<f4").reshape(weight.grid)
+    for place in places:
+        row, col = divmod(int(place), weight.grid[1])
+        source = floats(weight.parent, _cut(weight.parent, weight.block, row, col, theirs))
+        codes = _cut(weight.codes, weight.block, row, col, ours)
+        count.compared += 1
+        said = _compare(weight, source, scales[row, col], codes, count)
+        if said:
+            count.wrong += 1
+            where = f"block [{row}, {col}] of {list(weight.grid)}"
+            count.findings.append(
+                Finding("block-differs", weight.codes.file, weight.codes.name, said[0], f"{where}: {said[1]}")
+            )
+    return count
+
+
+def _compare(
+    weight: Weight, source: NDArray[np.float32], scale: np.float32, codes: NDArray[np.uint8], count: Count
+) -> tuple[str, str] | None:
+    """(expected, got) where a block is not what its recipe makes, else None."""
+    if not np.isfinite(source).all():
+        return "a finite block in the parent", "NaN or infinity"
+    if weight.recipe == "recover/1" and weight.parent.dtype == "BF16" and decodes_to(source, scale, codes):
+        count.exact += 1
+        return None
+    want_scale, want_codes = encode_block(source, weight.recipe)
+    if np.float32(scale).tobytes() != want_scale.tobytes():
+        return f"scale {want_scale!r}", f"scale {scale!r}"
+    if np.array_equal(codes, want_codes):
+        return None
+    r, c = np.argwhere(codes != want_codes)[0]
+    return f"code 0x{want_codes[r, c]:02x} at [{r}, {c}]", f"0x{codes[r, c]:02x}"
+
+
+def _cut(tensor: Tensor, block: Block, row: int, col: int, opened: Open) -> NDArray[np.uint8]:
+    """The bytes of one block: u8 [its rows, bytes of its columns], read row by row."""
+    R, C = tensor.shape
+    width = tensor.bytes // max(R * C, 1)
+    first, last = row * block[0], min((row + 1) * block[0], R)
+    begin, end = col * block[1] * width, min((col + 1) * block[1], C) * width
+    if begin == 0 and end == C * width:
+        return opened.rows(tensor, first, last)
+    return np.stack(
+        [opened.bytes(tensor, r * C * width + begin, r * C * width + end) for r in range(first, last)]
+    )
+
+
+def _claims(child: Checkpoint, counts: Mapping[str, Count]) -> Iterator[Finding]:
+    for name, conversion in (child.manifest.conversions if child.manifest else {}).items():
+        claimed = conversion.counts.get("exact_blocks")
+        if claimed is not None and name in counts and counts[name].exact != claimed:
+            yield Finding(
+                "claim-false", MANIFEST, name, f"{counts[name].exact:,} exact blocks", f"{claimed:,} claimed"
+            )
+
+
+def _facts(counts: list[Count], total: int, seed: int) -> dict[str, object]:
+    compared, wrong, exact = (
+        sum(getattr(c, name) for c in counts) for name in ("compared", "wrong", "exact")
+    )
+    facts: dict[str, object] = {"blocks": f"{compared:,} of {total:,} compared, {wrong:,} differ"}
+    if exact:
+        facts["lossless blocks"] = f"{exact:,} of {compared:,} decode to the parent's BF16 bit for bit"
+    if compared == total:
+        facts["unseen"] = "nothing: every block was compared"
+    else:
+        facts["seed"] = seed
+        facts["unseen"] = {
+            f"if {f:.1%} of all blocks were wrong": f"none of these with probability {(1 - f) ** compared:.2g}"
+            for f in FRACTIONS
+        }
+    return facts

@@ -1,0 +1,166 @@
+"""Checkpoints behind an address: headers and sampled ranges by HTTP range requests, never a whole repository.
+
+A server that fails for a moment (429, 5xx, a cut connection) is asked again, a few times; one that ignores ranges or
+whose file changes under us is a finding. Credentials never follow a redirect to another host.
+"""
+
+from __future__ import annotations
+
+import http.client
+import re
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from types import TracebackType
+from typing import IO, Any, Self
+
+from shardmill.verify.rules.findings import Finding, UnreadableError
+
+TRIES = 5
+BACKOFF_SECONDS = 0.5  # doubled at each try
+WAIT_SECONDS_MAX = 30.0
+TIMEOUT_SECONDS = 30.0
+REDIRECTS_MAX = 5
+AGAIN = frozenset((408, 429, 500, 502, 503, 504))
+
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})$")
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects within http(s), never from https down to http, without credentials to another host."""
+
+    max_redirections = REDIRECTS_MAX
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        old, new = urllib.parse.urlsplit(req.full_url), urllib.parse.urlsplit(newurl)
+        if new.scheme not in ("http", "https") or (old.scheme == "https" and new.scheme == "http"):
+            raise urllib.error.HTTPError(newurl, code, f"a redirect to {new.scheme}", headers, fp)
+        request = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if request is not None and old.netloc != new.netloc:
+            request.remove_header("Authorization")
+        return request
+
+
+_opener = urllib.request.build_opener(_Redirects)
+
+
+class Address:
+    """One base address; counts what was transferred."""
+
+    def __init__(self, base: str, headers: Mapping[str, str] | None = None) -> None:
+        self.base = base if base.endswith("/") else f"{base}/"
+        self._headers = dict(headers or {})
+        self._lock = threading.Lock()
+        self._kept: dict[str, bytes] = {}
+        self.transferred = 0
+
+    def url(self, file: str) -> str:
+        return self.base + urllib.parse.quote(file)
+
+    def size(self, file: str) -> int | None:
+        """Bytes of a file, or None if there is no such file. Raises UnreadableError."""
+        try:
+            return self.fetch(file, 0, 1)[1]
+        except UnreadableError as error:
+            if error.finding.got in ("HTTP 404", "HTTP 410"):
+                return None
+            if error.finding.got == "HTTP 416":  # there is no byte 0
+                return 0
+            raise
+
+    def keep(self, file: str, size: int) -> bytes:
+        """A whole small file, kept so that it is transferred once."""
+        self._kept[file] = self.fetch(file, 0, size)[0]
+        return self._kept[file]
+
+    def fetch(self, file: str, begin: int, end: int) -> tuple[bytes, int]:
+        """(bytes [begin, end) of a file or as far as it goes, its size). Raises UnreadableError."""
+        if file in self._kept:
+            return self._kept[file][begin:end], len(self._kept[file])
+        got = b""
+        wait = BACKOFF_SECONDS
+        last: Finding | None = None
+        for attempt in range(TRIES):
+            if attempt:
+                time.sleep(min(wait, WAIT_SECONDS_MAX))
+                wait *= 2
+            try:
+                piece, size = self._ask(file, begin + len(got), end)
+            except urllib.error.HTTPError as error:
+                last = Finding("remote-fails", file, "", "an answer", f"HTTP {error.code}")
+                if error.code not in AGAIN:
+                    break
+                wait = max(wait, _retry_after(error.headers.get("Retry-After")))
+                continue
+            except (OSError, http.client.HTTPException) as error:
+                last = Finding(
+                    "remote-fails", file, "", "an answer", f"{type(error).__name__}: {error}"[:120]
+                )
+                continue
+            got += piece
+            if len(got) >= min(end, size) - begin:
+                return got, size
+            last = Finding(
+                "remote-fails", file, "", f"{end - begin:,} bytes", f"{len(got):,} bytes, then a cut"
+            )
+        assert last is not None
+        raise UnreadableError(last)
+
+    def _ask(self, file: str, begin: int, end: int) -> tuple[bytes, int]:
+        request = urllib.request.Request(self.url(file), headers=self._headers)
+        request.add_header("Range", f"bytes={begin}-{end - 1}")
+        request.add_header("Accept-Encoding", "identity")
+        with _opener.open(request, timeout=TIMEOUT_SECONDS) as response:
+            if response.status != 206:
+                got = f"HTTP {response.status} with the whole file"
+                raise UnreadableError(
+                    Finding("remote-no-ranges", file, "", "206 and the range asked for", got)
+                )
+            match = _CONTENT_RANGE.match(response.headers.get("Content-Range") or "")
+            if match is None or int(match[1]) != begin or int(match[2]) >= end:
+                said = str(response.headers.get("Content-Range"))
+                expected = f"bytes {begin}-{end - 1}"
+                raise UnreadableError(Finding("remote-no-ranges", file, "", expected, said[:80]))
+            try:
+                data = response.read(int(match[2]) - begin + 1)
+            except http.client.IncompleteRead as error:
+                data = error.partial
+        with self._lock:
+            self.transferred += len(data)
+        return data, int(match[3])
+
+
+def _retry_after(value: str | None) -> float:
+    return float(value) if value is not None and value.isdigit() else 0.0
+
+
+class RemoteReader:
+    """One file behind an address, of a size that must not change."""
+
+    def __init__(self, address: Address, file: str, size: int) -> None:
+        self._address, self._file, self._size = address, file, size
+
+    def read_into(self, begin: int, buffer: memoryview) -> None:
+        if not len(buffer):
+            return
+        data, size = self._address.fetch(self._file, begin, begin + len(buffer))
+        if size != self._size:
+            got = f"{size:,} bytes now"
+            raise UnreadableError(Finding("remote-changed", self._file, "", f"{self._size:,} bytes", got))
+        if len(data) < len(buffer):
+            expected, there = f"{begin + len(buffer):,} bytes", f"{begin + len(data):,} bytes"
+            raise UnreadableError(Finding("truncated-file", self._file, "", expected, there))
+        buffer[:] = data
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None

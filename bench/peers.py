@@ -36,7 +36,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-def quantise(weight, rows, cols):
+def quantize(weight, rows, cols):
     R, C = weight.shape
     blocks = weight.float().view(R // rows, rows, C // cols, cols)
     scales = blocks.abs().amax(dim=(1, 3), keepdim=True) / 448.0
@@ -48,7 +48,7 @@ out.mkdir()
 for path in sorted(parent.glob("*.safetensors")):
     tensors = load_file(path)
     for name in [name for name in tensors if name in converted]:
-        tensors[name], tensors[name + "_scale_inv"] = quantise(tensors[name], *converted[name])
+        tensors[name], tensors[name + "_scale_inv"] = quantize(tensors[name], *converted[name])
     save_file(tensors, out / path.name, {"format": "pt"})
 """
 

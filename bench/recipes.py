@@ -7,7 +7,7 @@
 Three errors, each the norm of the difference over the norm of the weights, in per cent:
 stored    code * scale in f32, against the source
 as bf16   the same rounded to BF16, which is what the parent holds
-served    after a runtime has re-quantised the weights with scales rounded up to powers of two, as vLLM does by
+served    after a runtime has re-quantized the weights with scales rounded up to powers of two, as vLLM does by
           default for DeepGEMM with [128, 128] blocks
 `native` weights are BF16 copies of block FP8 [128, 128] weights; all others were never FP8.
 """

@@ -20,7 +20,7 @@ from typing import Any, Self, TypeVar
 import torch
 import triton
 
-from shardmill.kernels.triton_gemm import decode_kernel, gemv_kernel, quantise_kernel, stock_kernel
+from shardmill.kernels.triton_gemm import decode_kernel, gemv_kernel, quantize_kernel, stock_kernel
 from shardmill.kernels.triton_kv import has_ptx
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -103,7 +103,7 @@ _DECODE_NAMES = ("TILES", "DEPTH", "num_warps")
 _GEMV_NAMES = ("ROWS", "STEP", "num_warps")
 
 
-def quantise(
+def quantize(
     x: torch.Tensor,
     group: int,
     codes: torch.Tensor | None = None,
@@ -123,7 +123,7 @@ def quantise(
     groups = tokens * (K // group)
     if groups:
         size = 1024 // group
-        quantise_kernel[(triton.cdiv(groups, size),)](
+        quantize_kernel[(triton.cdiv(groups, size),)](
             x,
             codes.view(torch.uint8),
             scales,

@@ -141,7 +141,7 @@ def encode(rung: str, x: Array, scales: Scales | None = None) -> Array:
         np.ascontiguousarray(scale).view(np.uint8).reshape(len(y), -1)
     )
     if layout.fp6_tiles:
-        drop, code = quantise_tiles(six, layout.drop_group)
+        drop, code = quantize_tiles(six, layout.drop_group)
         nibbles, exponents = pack_codes(code)
         _part(rows, layout.nibble_at, 64 * layout.fp6_tiles)[:] = nibbles.reshape(len(y), -1)
         _part(rows, layout.exponent_at, 32 * layout.fp6_tiles)[:] = exponents.reshape(len(y), -1)
@@ -151,7 +151,7 @@ def encode(rung: str, x: Array, scales: Scales | None = None) -> Array:
     return rows
 
 
-def quantise_tiles(y: Array, drop_group: int) -> tuple[Array, Array]:
+def quantize_tiles(y: Array, drop_group: int) -> tuple[Array, Array]:
     """Scaled tiles f32 [T, n, 128] -> drops u8 [T, n, 128 / drop_group] and E2M3 codes u8 [T, n, 128].
 
     A group's drop comes from the E4M3 byte of its largest magnitude, NaN aside; a code is rounded once, from y.

@@ -1,4 +1,4 @@
-"""The device code of the block-FP8 GEMM: activation quantisation, the stock-style kernel, the decode kernel.
+"""The device code of the block-FP8 GEMM: activation quantization, the stock-style kernel, the decode kernel.
 
 All three compute out[m, n] = sum over groups of (sum over k in the group of x[m, k] * w[n, k]) * x_scale[m, group]
 * w_scale[n / block_n, group], with x and w in E4M3 and sums in f32.
@@ -11,7 +11,7 @@ from shardmill.kernels.triton_convert import e4m3_byte
 
 
 @triton.jit
-def quantise_kernel(
+def quantize_kernel(
     x, codes, scales, groups, x_row, K: tl.constexpr, GROUP: tl.constexpr, PTX: tl.constexpr, G: tl.constexpr
 ):
     """G groups of GROUP neighbours of a row of x [M, K] -> E4M3 codes [M, K] and f32 scales [M, K / GROUP].

@@ -1,6 +1,6 @@
 """The write kernel: bf16 latents into rows of a paged cache.
 
-One lane quantises one unit of 16 elements. What makes it fast without changing a bit is the quotient: instead of
+One lane quantizes one unit of 16 elements. What makes it fast without changing a bit is the quotient: instead of
 an IEEE division for each element, x / scale is one product and one fused multiply-add with 1 / scale in two
 terms. bf16 has so few significands that the equality was enumerated whole (tests/kernels_gpu). A program with a
 tile outside the range of that proof, or with a NaN, divides.
@@ -152,7 +152,7 @@ def _drop(largest, first, second, six, HOW: tl.constexpr):
 
 
 @triton.jit
-def _quantise(
+def _quantize(
     words,
     six,
     FP6: tl.constexpr,
@@ -260,17 +260,17 @@ def _columns(row, order, word, ok):
 
 @triton.jit
 def _row_codes(words, FP8_TILES: tl.constexpr, GROUP: tl.constexpr, FINE: tl.constexpr, PTX: tl.constexpr):
-    """`_quantise` with the fastest quotient that is exact for this row."""
+    """`_quantize` with the fastest quotient that is exact for this row."""
     FP6: tl.constexpr = FP8_TILES < 4
     six = tl.arange(0, 32) >= 8 * FP8_TILES
     if PTX:
         FAST: tl.constexpr = TWO_TERMS if FINE else POWER_OF_TWO
         if _has_odd_tile(words, FINE):
-            scale, c0, c1, c2, c3, drops = _quantise(words, six, FP6, GROUP, FINE, DIVIDE, PTX)
+            scale, c0, c1, c2, c3, drops = _quantize(words, six, FP6, GROUP, FINE, DIVIDE, PTX)
         else:
-            scale, c0, c1, c2, c3, drops = _quantise(words, six, FP6, GROUP, FINE, FAST, PTX)
+            scale, c0, c1, c2, c3, drops = _quantize(words, six, FP6, GROUP, FINE, FAST, PTX)
     else:
-        scale, c0, c1, c2, c3, drops = _quantise(words, six, FP6, GROUP, FINE, DIVIDE, PTX)
+        scale, c0, c1, c2, c3, drops = _quantize(words, six, FP6, GROUP, FINE, DIVIDE, PTX)
     return scale, c0, c1, c2, c3, drops
 
 

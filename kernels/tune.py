@@ -216,7 +216,7 @@ def random_weights(
 def problem(tokens: int, block: Block, weights: list[tuple[torch.Tensor, torch.Tensor]]) -> Problem:
     w, w_scale = weights[0]
     N, K = w.shape
-    x, x_scale = block_gemm.quantise(
+    x, x_scale = block_gemm.quantize(
         torch.randn((tokens, K), device=w.device, dtype=torch.bfloat16), block[1]
     )
     out = torch.empty((tokens, N), device=w.device, dtype=torch.bfloat16)

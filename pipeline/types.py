@@ -168,11 +168,11 @@ class QuantizeBlock:
 
 
 @dataclass(frozen=True, slots=True)
-class Dequantise:
+class Dequantize:
     """Block-FP8 codes [R, C] of the parent become BF16: code times its block's scale in f32, rounded once."""
 
     block: BlockShape  # the parent's
-    numerics: str = "dequantise/1"
+    numerics: str = "dequantize/1"
 
     def outputs(self, ref: TensorRef) -> tuple[tuple[str, str, Shape, Part], ...]:
         return ((ref.name, "BF16", ref.shape, "values"),)
@@ -225,10 +225,10 @@ class Drop:
         return ()
 
 
-Action = Copy | QuantizeBlock | Dequantise | Reblock | Reconcile | Rename | Drop
-Conversion = QuantizeBlock | Dequantise | Reblock  # what changes a weight's bytes or their meaning
+Action = Copy | QuantizeBlock | Dequantize | Reblock | Reconcile | Rename | Drop
+Conversion = QuantizeBlock | Dequantize | Reblock  # what changes a weight's bytes or their meaning
 ToBlocks = QuantizeBlock | Reblock  # what leaves a weight in block FP8
-FromBlocks = Dequantise | Reblock  # what starts from the parent's block FP8, and so reads its scales
+FromBlocks = Dequantize | Reblock  # what starts from the parent's block FP8, and so reads its scales
 
 # Names that a block-FP8 weight's scales bear after the weight's own: DeepSeek's and compressed-tensors'.
 SCALE_SUFFIXES = ("_scale_inv", "_scale")
@@ -304,7 +304,7 @@ class Parent:
 
 
 @dataclass(frozen=True, slots=True)
-class FamilySum:
+class FamilySummary:
     """What a family comes to: bytes of its tensors before and after, and of the scales that they gain."""
 
     name: str
@@ -343,7 +343,7 @@ class Plan:
     repairs: tuple[Mapping[str, Any], ...]  # what was repaired, as far as headers tell
     carried: tuple[str, ...]
     single: bool
-    families: tuple[FamilySum, ...]
+    families: tuple[FamilySummary, ...]
     loads: tuple[LoadsAt, ...]
     key: str
 

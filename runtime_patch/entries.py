@@ -144,7 +144,7 @@ def _entry(name: str, fields: Mapping[str, Any]) -> Entry:
 
 
 def _say(entry: Entry | None) -> str:
-    return "unquantised" if entry is None else f"{entry.algorithm} [{entry.group_size},{entry.group_size}]"
+    return "unquantized" if entry is None else f"{entry.algorithm} [{entry.group_size},{entry.group_size}]"
 
 
 def _spell(found: frozenset[Entry]) -> str:

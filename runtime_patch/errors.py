@@ -7,5 +7,5 @@ class PatchError(RuntimeError):
     """The plugin will not touch this vLLM, checkpoint or setting: it would serve something other than it says."""
 
 
-class LaneError(ValueError):
-    """A lane file cannot be read, or promises what its own numbers cannot hold."""
+class PresetError(ValueError):
+    """A preset file cannot be read, or promises what its own numbers cannot hold."""

@@ -1,4 +1,4 @@
-"""What vLLM 0.33.0's KV planner will make of a lane, known before the boot.
+"""What vLLM 0.33.0's KV planner will make of a preset, known before the boot.
 
 The planner packs one block of every attention layer together: its tokens' latent rows and indexer entries, for
 all MLA layers, the draft's among them. The KDA states of a request lie in blocks of the same size, as many layers

@@ -1,4 +1,4 @@
-"""Three constructors that hide the quantisation config from their layers, given it back.
+"""Three constructors that hide the quantization config from their layers, given it back.
 
 vLLM's GLM-5.3 builds attention and vision as if they were always BF16. Each wrap hands the model's own config
 through, and only where that config says that its checkpoint has block-FP8 weights.

@@ -13,8 +13,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Literal
 
-from shardmill.runtime_patch import checkpoint, lanes, plugin, settings, tuned_configs
-from shardmill.runtime_patch.errors import LaneError, PatchError
+from shardmill.runtime_patch import checkpoint, plugin, presets, settings, tuned_configs
+from shardmill.runtime_patch.errors import PatchError, PresetError
 from shardmill.runtime_patch.ledger import LEDGER, Patch
 
 Level = Literal["error", "warning", "note"]
@@ -50,7 +50,7 @@ class Report:
         return not any(finding.level == "error" for finding in self.findings)
 
 
-def run(model: Path | None, lane: lanes.Lane | None, environ: Mapping[str, str]) -> Report:
+def run(model: Path | None, preset: presets.Preset | None, environ: Mapping[str, str]) -> Report:
     """Looks at everything that can be seen before a start. Applies the plugin in this process to see whether it can."""
     refused = _apply()
     states = tuple(_state(patch, refused) for patch in LEDGER)
@@ -58,7 +58,7 @@ def run(model: Path | None, lane: lanes.Lane | None, environ: Mapping[str, str])
     findings += _plugin_found(environ)
     findings += _environment(environ)
     findings += _model(model, environ) if model else []
-    findings += _tuned(lane.serve["tensor_parallel_size"] if lane else 2)
+    findings += _tuned(preset.serve["tensor_parallel_size"] if preset else 2)
     return Report(states, tuple(findings))
 
 
@@ -187,16 +187,16 @@ def _card() -> str | None:
         return None
 
 
-def lane_of(name: str | None) -> tuple[lanes.Lane | None, list[Finding]]:
-    """A lane by name, or the errors of its file as findings."""
+def preset_of(name: str | None) -> tuple[presets.Preset | None, list[Finding]]:
+    """A preset by name, or the errors of its file as findings."""
     if name is None:
         return None, []
     try:
-        return lanes.load(name), []
-    except LaneError as error:
-        return None, [Finding("error", "lane", line) for line in str(error).splitlines()]
+        return presets.load(name), []
+    except PresetError as error:
+        return None, [Finding("error", "preset", line) for line in str(error).splitlines()]
 
 
-def environment_with(lane: lanes.Lane | None) -> dict[str, str]:
-    """This process's environment as the lane's server would see it."""
-    return dict(os.environ) | (lane.environment if lane else {})
+def environment_with(preset: presets.Preset | None) -> dict[str, str]:
+    """This process's environment as the preset's server would see it."""
+    return dict(os.environ) | (preset.environment if preset else {})

@@ -40,7 +40,7 @@ pipeline.stages     | stages           | - | the table names the stages and does
 pipeline.stages.*   | {stage}          | - | stages meet only in plan and run; no dask, no click
 pipeline.toy.*      | kernels errors types container | - | it only makes parents
 pipeline.run.schedule | kernels pipeline | dask distributed | it schedules: the only room that knows a cluster
-pipeline.run.*      | kernels errors types recipe container manifest plan stages | - | click stays in commands, dask in schedule
+pipeline.run.*      | kernels errors types recipe container manifest plan stages | - | click stays in commands
 pipeline.init.*     | errors types recipe container plan stages | - | it drafts a recipe and builds nothing
 pipeline.commands.* | kernels pipeline verify runtime_patch | {commands} | it parses and prints
 verify.report.*     | kernels verify pipeline | matplotlib | it shows what pipeline and judge found

@@ -55,7 +55,7 @@ def init(
 
     Example: shardmill init /data/Qwen3-8B -o qwen3-8b.toml && shardmill plan -c qwen3-8b.toml --parent /data/Qwen3-8B
     """
-    from shardmill.pipeline.init.draft import Draft, default_profile, draft
+    from shardmill.pipeline.init.draft import RecipeDraft, default_profile, draft
     from shardmill.pipeline.recipe.read import Recipe
     from shardmill.pipeline.stages.job import Checkpoint
     from shardmill.pipeline.stages.scan import scan
@@ -65,7 +65,7 @@ def init(
     headers = scan(Checkpoint(Recipe.model_construct(), parent))
     repository, revision = _origin(parent)
     base = (repository or parent.resolve().name).rpartition("/")[2].lower()
-    made: Draft = draft(
+    made: RecipeDraft = draft(
         headers,
         name or f"{base}-{aim}",
         profile or default_profile(headers),
@@ -78,7 +78,7 @@ def init(
 
 
 def _origin(parent: Path) -> tuple[str | None, str | None]:
-    """The repository and commit that a folder holds, where it says so: a hub's shadow, or the hub library's cache."""
+    """The repository and commit that a folder holds, where it says so: a hub's sparse mirror or cache."""
     noted = parent / HUB_FILE
     if noted.exists():
         return json.loads(noted.read_text())["repository"], parent.name

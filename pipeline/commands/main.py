@@ -28,7 +28,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "shardmill.pipeline.commands.explain:explain",
         "What a build would do now, and why, file by file.",
     ),
-    "init": ("shardmill.pipeline.commands.init:init", "Look at a checkpoint and write a recipe for it."),
+    "init": (
+        "shardmill.pipeline.commands.init:init",
+        "Look at a checkpoint and write a recipe for it.",
+    ),
     "pin": (
         "shardmill.pipeline.commands.pin:pin",
         "Write the parent's lock file: size and sha256 of each file.",
@@ -46,7 +49,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "shardmill.pipeline.commands.serve:preflight",
         "Would this vLLM serve this checkpoint right?",
     ),
-    "serve": ("shardmill.pipeline.commands.serve:serve", "Print or run the vLLM command of a lane."),
+    "serve": ("shardmill.pipeline.commands.serve:serve", "Print or run the vLLM command of a preset."),
     "tune": ("shardmill.pipeline.commands.tune:tune", "Tune the block-FP8 GEMM for this machine's GPU."),
 }
 

@@ -31,7 +31,7 @@ _LIBC = ctypes.CDLL(None) if hasattr(ctypes.CDLL(None), "sync_file_range") else 
 class Source:
     """A parent's file, open for reading. Use as a context manager; leaving it checks that the file held still.
 
-    A shard in the shadow of a hub's repository is fetched as it is read: `hub` then holds its bytes, not the file.
+    A shard in the sparse mirror of a hub's repository is fetched as it is read: `hub` holds its bytes, not the file.
     """
 
     def __init__(self, path: Path, stat: Stat, linked: bool = False, once: bool = False) -> None:

@@ -1,7 +1,7 @@
 """A parent on a Hugging Face hub: `hf://org/repo[@revision]`, read by ranges, so that it never lies on this disk.
 
-Its shadow is a folder with its small files whole and its shards as holes that begin with their true headers. So
-scanning and planning see an ordinary checkpoint; only a Source, asked for a shard's bytes, fetches them. A shadow is
+Its sparse mirror is a folder with its small files whole and its shards as holes that begin with their true headers. So
+scanning and planning see an ordinary checkpoint; only a Source, asked for a shard's bytes, fetches them. A mirror is
 made for a commit, whose bytes can't change, and is kept for the next time.
 """
 
@@ -21,15 +21,15 @@ from shardmill.pipeline.errors import CheckpointError, ShardmillError
 if TYPE_CHECKING:
     from shardmill.pipeline.container.ranges import RemoteFile
 
-HUB_FILE = ".shardmill-hub.json"  # in a shadow: where its shards are; written last
+HUB_FILE = ".shardmill-hub.json"  # in a sparse mirror: where its shards are; written last
 _HEAD_BYTES = 1 << 20
 _PLACE = re.compile(r"hf://(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 # Weights in other formats, which no safetensors loader reads.
 _OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".gguf", ".onnx", ".msgpack", ".h5", ".ot", ".safetensors")
 
 
-def shadow(place: str) -> Path:
-    """The shadow of the repository at `place`, made where there is none. Raises ShardmillError in a sentence."""
+def sparse_mirror(place: str) -> Path:
+    """The sparse mirror of the repository at `place`, made where there is none. Raises ShardmillError in a sentence."""
     match = _PLACE.fullmatch(place)
     if match is None:
         raise ShardmillError(f"{place}: is no repository; write hf://org/repo or hf://org/repo@revision")
@@ -48,7 +48,7 @@ def shadow(place: str) -> Path:
 
 
 def other_commit(folder: Path, repository: str | None, revision: str | None) -> str | None:
-    """Why the shadow in `folder` is not the parent that a recipe pins; None where it is, or is no shadow."""
+    """Why the sparse mirror in `folder` is not the parent that a recipe pins; None where it is, or is no mirror."""
     noted = folder / HUB_FILE
     if not noted.exists():
         return None
@@ -133,7 +133,7 @@ def _fetch(url: str, begin: int, end: int) -> bytes:
 
 
 def hub_bytes(path: Path) -> RemoteFile | None:
-    """The bytes of a shadow's shard; None where `path` is an ordinary file."""
+    """The bytes of a sparse mirror's shard; None where `path` is an ordinary file."""
     noted = path.with_name(HUB_FILE)
     if not noted.exists():
         return None

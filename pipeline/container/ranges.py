@@ -109,7 +109,7 @@ def hub_address() -> str:
 
 def _headers(url: str) -> dict[str, str]:
     """What the hub's own library sends. The token in it goes to the hub alone: a parent's folder may hold a file that
-    makes it look like a shadow, and name any host.
+    makes it look like a sparse mirror, and name any host.
     """
     try:
         from huggingface_hub.utils import build_hf_headers

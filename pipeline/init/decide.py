@@ -46,7 +46,7 @@ def decide(parent: Parent, profile: str, aim: Aim) -> dict[str, Decision]:
     alone = _can_declare_no_more(rows, parent, profile)
     decisions = {name: _at_first(rows[name], tensors[name], parent, profile, aim) for name in tensors}
     if alone:
-        kept = "the parent's own quantisation and new FP8 can't both be declared by the profile " + repr(
+        kept = "the parent's own quantization and new FP8 can't both be declared by the profile " + repr(
             profile
         )
         decisions = {name: made or Decision("float Linears", reason=kept) for name, made in decisions.items()}
@@ -68,7 +68,7 @@ def decide(parent: Parent, profile: str, aim: Aim) -> dict[str, Decision]:
 
 
 def _can_declare_no_more(rows: Mapping[str, Row], parent: Parent, profile: str) -> bool:
-    """Whether the parent is quantised already in a way that the profile has no words for beside its own."""
+    """Whether the parent is quantized already in a way that the profile has no words for beside its own."""
     kinds, method = (
         set(map(id, rows.values())),
         (parent.config.get("quantization_config") or {}).get("quant_method"),
@@ -106,11 +106,11 @@ def _at_first(row: Row, ref: TensorRef, parent: Parent, profile: str, aim: Aim) 
     if row.reason is not None:
         return Decision(row.family, reason=row.reason)
     if aim == "bf16":
-        return Decision("floats", reason="no FP8: nothing to dequantise")
+        return Decision("floats", reason="no FP8: nothing to dequantize")
     if ref.dtype not in FLOATS or len(ref.shape) != 2:
         return Decision(f"{row.family} of other form", reason="no float matrix: passed through")
     if not row.stock and profile != "modelopt-mixed":
-        return Decision(row.family, reason=f"loaders of the profile {profile!r} build it unquantised")
+        return Decision(row.family, reason=f"loaders of the profile {profile!r} build it unquantized")
     return None
 
 

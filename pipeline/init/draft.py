@@ -31,7 +31,7 @@ _NATIVE_BLOCK = BlockShape(128, 128)
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class RecipeDraft:
     """A recipe's text, the plan that it gives, and what a person should look at."""
 
     text: str
@@ -52,8 +52,8 @@ def draft(
     aim: Aim = "fp8",
     repository: str | None = None,
     revision: str | None = None,
-) -> Draft:
-    """The Draft for `parent`. Raises PlanError where even the draft doesn't fit, which is a fault of ours."""
+) -> RecipeDraft:
+    """The RecipeDraft for `parent`. Raises PlanError where even the draft doesn't fit, which is a fault of ours."""
     decisions = decide(parent, profile, aim)
     patterns = by_pattern(parent.tensors)
     native = NATIVE_FP8.get(str(parent.config.get("model_type")), ())
@@ -74,7 +74,7 @@ def draft(
     plan = _planned(parent, recipe_toml(recipe, (1,), None))
     sizes = tuple(at.tensor_parallel for at in plan.loads if at.reason is None)
     unknown = [glob for family in families if family.reason == UNKNOWN.reason for glob in family.match]
-    return Draft(recipe_toml(recipe, sizes, plan), plan, tuple(unknown))
+    return RecipeDraft(recipe_toml(recipe, sizes, plan), plan, tuple(unknown))
 
 
 def _planned(parent: Parent, text: str) -> Plan:
@@ -115,7 +115,7 @@ def _families(
 def _fused(parent: Parent) -> tuple[FusedText, ...]:
     """One table for each kind of place; where only some layers have the group, they are counted out.
 
-    Groups that are kept are told as well: a profile that lists what is unquantised lists them by their fused names.
+    Groups that are kept are told as well: a profile that lists what is unquantized lists them by their fused names.
     """
     places: dict[tuple[Group, str], list[str]] = defaultdict(list)
     floats = (name for name, ref in parent.tensors.items() if ref.dtype in FLOATS)

@@ -1,4 +1,4 @@
-"""What headers say of each tensor: its row in the vocabulary, and which modules are quantised already."""
+"""What headers say of each tensor: its row in the vocabulary, and which modules are quantized already."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VECTORS = Row("vectors", (), "biases, norms and numbers: no matrix")
 STACKS = Row(
     "stacks", (), "more than two axes: convolutions, or experts in one tensor, which no block covers"
 )
-OTHERS = Row("other dtypes", (), "neither float nor known as quantised: passed through")
+OTHERS = Row("other dtypes", (), "neither float nor known as quantized: passed through")
 UNKNOWN = Row(
     "unknown", (), "not known to `shardmill init`: kept as it is; see whether it is a Linear that can convert"
 )
@@ -30,13 +30,13 @@ def rows_of(parent: Parent) -> dict[str, Row]:
     """Tensor -> the row that speaks for it. Packed and FP8 modules first, then names, then shapes."""
     tensors = parent.tensors
     homes = children(tensors)
-    quantised = dict(_quantised_modules(tensors))
+    quantized = dict(_quantized_modules(tensors))
     found = {}
     by_name = _by_name(tensors, homes)
     for name, ref in tensors.items():
-        module = _module_of(name, quantised)
+        module = _module_of(name, quantized)
         if module is not None:
-            found[name] = quantised[module]
+            found[name] = quantized[module]
         else:
             found[name] = by_name.get(name) or _by_shape(ref)
     return found
@@ -79,7 +79,7 @@ def _by_shape(ref: TensorRef) -> Row:
     return UNKNOWN if len(ref.shape) == 2 else STACKS
 
 
-def _quantised_modules(tensors: Mapping[str, TensorRef]) -> Iterator[tuple[str, Row]]:
+def _quantized_modules(tensors: Mapping[str, TensorRef]) -> Iterator[tuple[str, Row]]:
     for name, ref in tensors.items():
         if ref.dtype == CODES_DTYPE and scales_of(ref, tensors):
             scales = scales_of(ref, tensors)
@@ -92,13 +92,13 @@ def _quantised_modules(tensors: Mapping[str, TensorRef]) -> Iterator[tuple[str, 
             )
 
 
-def _module_of(name: str, quantised: Mapping[str, Row]) -> str | None:
-    """The quantised module that a tensor belongs to; a bias beside the codes is none of theirs."""
+def _module_of(name: str, quantized: Mapping[str, Row]) -> str | None:
+    """The quantized module that a tensor belongs to; a bias beside the codes is none of theirs."""
     if name.endswith("bias"):
         return None
     module = name.rpartition(".")[0]
     stacked = name.removesuffix("_blocks").removesuffix("_scales")
-    return next((key for key in (module, stacked) if key in quantised), None)
+    return next((key for key in (module, stacked) if key in quantized), None)
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Names of one meaning. `reason` None: they are quantised, where their shape and the profile allow it.
+    """Names of one meaning. `reason` None: they are quantized, where their shape and the profile allow it.
 
     beside: only where the same module also holds a child of that name.
-    stock: whether unpatched runtimes build these quantised; else only 'modelopt-mixed' converts them.
+    stock: whether unpatched runtimes build these quantized; else only 'modelopt-mixed' converts them.
     """
 
     family: str
@@ -54,11 +54,11 @@ ROWS: tuple[Row, ...] = (
         ),
         stock=False,
     ),
-    Row("vision remainder", ("**.visual.**",), "convolutions, biases, norms and what no runtime quantises"),
+    Row("vision remainder", ("**.visual.**",), "convolutions, biases, norms and what no runtime quantizes"),
     Row(
         "other towers",
         ("**.{vision_tower,vision_model,audio_tower,multi_modal_projector}.**",),
-        "runtimes build other towers than the language model's unquantised",
+        "runtimes build other towers than the language model's unquantized",
     ),
     Row("KDA q/k/v + b/f_a/g_a", (_ATTENTION + ".{q,k,v,b,f_a,g_a}_proj.weight",), beside="A_log"),
     Row(
@@ -101,7 +101,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         "draft (MTP) joints",
         ("**.{eh_proj,enorm,hnorm,shared_head.norm}.weight",),
-        "runtimes build eh_proj unquantised; the rest are norms",
+        "runtimes build eh_proj unquantized; the rest are norms",
     ),
     Row("lm_head", ("**.lm_head.weight",), stock=False),
     Row(

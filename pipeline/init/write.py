@@ -103,9 +103,9 @@ def _stages(decodes: bool) -> Iterator[str]:
     yield 'classify = { needs = ["scan"] }'
     yield 'quantize = { needs = ["classify"] }'
     if decodes:
-        yield 'dequantise = { needs = ["classify"] }'
+        yield 'dequantize = { needs = ["classify"] }'
     yield 'scales = { needs = ["quantize"] }'
-    made = '"quantize", "dequantise", "scales"' if decodes else '"quantize", "scales"'
+    made = '"quantize", "dequantize", "scales"' if decodes else '"quantize", "scales"'
     yield f'rewrite = {{ needs = ["classify", {made}] }}'
     yield 'index = { needs = ["scan", "rewrite"] }'
 
@@ -115,7 +115,7 @@ def _family(family: FamilyText) -> Iterator[str]:
     yield f"name = {_quoted(family.name)}"
     yield from _match(family.match)
     if family.source_block:
-        yield 'action = "dequantise"'
+        yield 'action = "dequantize"'
         yield f"source_block = {list(family.source_block)}"
     elif family.block:
         yield 'action = "quantize"'

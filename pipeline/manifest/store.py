@@ -27,12 +27,14 @@ Stat = Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class StatCache:
     """What was believed when the last build ended: the stats of files whose bytes that build's manifest describes."""
 
     parent: Mapping[str, Stat] = field(default_factory=dict)
     output: Mapping[str, Stat] = field(default_factory=dict)
-    world: str = ""  # digest of everything that the build depended on (shardmill.pipeline.run.unchanged)
+    fingerprint: str = (
+        ""  # digest of everything that the build depended on (shardmill.pipeline.run.unchanged)
+    )
     manifest: str = ""  # digest of the manifest that the stats go with; `Store.remember` fills it in
 
 
@@ -63,19 +65,19 @@ class Store:
         path = self.out / MANIFEST_FILE
         return Manifest.from_json(path.read_bytes(), str(path)) if path.exists() else None
 
-    def seen(self) -> Seen:
+    def stat_cache(self) -> StatCache:
         """What was noted last. Nothing where that can't be read, or goes with another manifest than the folder's:
         a build that was cut after its commit has published, but noted nothing.
         """
         try:
-            seen = Seen(**json.loads(self._seen.read_bytes()))
+            seen = StatCache(**json.loads(self._seen.read_bytes()))
         except (OSError, ValueError, TypeError):
-            return Seen()
+            return StatCache()
         known = isinstance(seen.parent, dict) and isinstance(seen.output, dict)
-        return seen if known and self._manifest_digest() in (seen.manifest, None) else Seen()
+        return seen if known and self._manifest_digest() in (seen.manifest, None) else StatCache()
 
-    def remember(self, seen: Seen) -> None:
-        noted = {"parent": dict(seen.parent), "output": dict(seen.output), "world": seen.world}
+    def remember(self, seen: StatCache) -> None:
+        noted = {"parent": dict(seen.parent), "output": dict(seen.output), "fingerprint": seen.fingerprint}
         _write_whole(self._seen, canonical({**noted, "manifest": self._manifest_digest() or ""}))
 
     def _manifest_digest(self) -> str | None:

@@ -1,7 +1,7 @@
 """A parent's block-FP8 weights: which tensor holds a weight's scales, and whether the two fit each other.
 
 A weight F8_E4M3 [R, C] has its scales beside it, named like it with a suffix, one for each block: F32, or BF16 as
-some quantisers write them. A scale multiplies a code back to a weight.
+some quantizers write them. A scale multiplies a code back to a weight.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from shardmill.pipeline.types import (
     SCALE_SUFFIXES,
     Assignment,
     BlockShape,
-    Dequantise,
+    Dequantize,
     FromBlocks,
     Reblock,
     TensorRef,
@@ -39,7 +39,7 @@ def why_unfit(each: Assignment, families: Mapping[str, str]) -> str | None:
     families: parent tensor -> its family. The scales must belong to the weight's own family, which consumes them.
     """
     weight, scales, action = each.source, each.scales, each.action
-    assert isinstance(action, Dequantise | Reblock)
+    assert isinstance(action, Dequantize | Reblock)
     if weight.dtype != CODES_DTYPE or len(weight.shape) != 2 or 0 in weight.shape:
         return f"is {weight.dtype} {list(weight.shape)}; only matrices of {CODES_DTYPE} codes can be decoded, keep it"
     if scales is None:

@@ -25,7 +25,7 @@ from shardmill.pipeline.types import (
     Conversion,
     Copy,
     Drop,
-    FamilySum,
+    FamilySummary,
     Header,
     LoadsAt,
     Parent,
@@ -172,12 +172,12 @@ def _shard_key(source: Header, output: Header, assignments: Sequence[Assignment]
     return key_of([output.shard, output.digest, source.digest, source.file_bytes, deeds])
 
 
-def _families(recipe: Recipe, assignments: Iterable[Assignment]) -> tuple[FamilySum, ...]:
+def _families(recipe: Recipe, assignments: Iterable[Assignment]) -> tuple[FamilySummary, ...]:
     members: dict[str, list[Assignment]] = defaultdict(list)
     for each in assignments:
         members[each.family].append(each)
     return tuple(
-        FamilySum(
+        FamilySummary(
             name=family.name,
             action=family.action,
             reason=family.reason,
@@ -202,17 +202,17 @@ def _bytes_of(assignments: Iterable[Assignment], parts: tuple[str, ...]) -> int:
 
 def _loads(recipe: Recipe, assignments: Iterable[Assignment]) -> Iterable[LoadsAt]:
     """For each tensor-parallel size whether the blocks divide what a rank gets."""
-    quantised = {
+    quantized = {
         each.source.name: (each.source, each.action)
         for each in assignments
         if isinstance(each.action, ToBlocks)
     }
-    axes = _axes(recipe, quantised)
-    inner = _inner_members(recipe, quantised)
+    axes = _axes(recipe, quantized)
+    inner = _inner_members(recipe, quantized)
     for size in sorted({*TENSOR_PARALLEL_TOLD, *recipe.output.tensor_parallel}):
         reasons = (
             _why_not_at(size, ref, action.block, axes.get(name), name in inner)
-            for name, (ref, action) in quantised.items()
+            for name, (ref, action) in quantized.items()
         )
         yield LoadsAt(size, next((reason for reason in reasons if reason), None))
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardmill.pipeline.recipe.read import Recipe
-from shardmill.pipeline.types import FamilySum
+from shardmill.pipeline.types import FamilySummary
 
 
 def child_readme(
-    recipe: Recipe, families: Sequence[FamilySum], key: str, rewritten: Sequence[str], files: int
+    recipe: Recipe, families: Sequence[FamilySummary], key: str, rewritten: Sequence[str], files: int
 ) -> bytes:
     """README.md of the built checkpoint; holds no time, host or path, so equal plans give equal bytes."""
     repository = recipe.parent.repository or "a local checkpoint (no repository is named in the recipe)"
@@ -42,7 +42,7 @@ def child_readme(
     return "\n".join(lines).encode()
 
 
-def _row(family: FamilySum) -> str:
+def _row(family: FamilySummary) -> str:
     block = f"[{family.block[0]},{family.block[1]}]" if family.block else ""
     return (
         f"| {family.name} | {family.tensors} | {family.action} | {block} "

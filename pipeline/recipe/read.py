@@ -32,7 +32,7 @@ from shardmill.pipeline.types import (
     Action,
     BlockShape,
     Copy,
-    Dequantise,
+    Dequantize,
     Drop,
     QuantizeBlock,
     Reblock,
@@ -96,7 +96,7 @@ Block = tuple[Side, Side]
 # action -> the keys that it needs; of `block` and `source_block` it knows no other
 _NEEDS = {
     "quantize": ("block", "expect"),
-    "dequantise": ("source_block", "expect"),
+    "dequantize": ("source_block", "expect"),
     "reblock": ("source_block", "block", "expect"),
     "reconcile": ("expect",),
     "rename": ("to", "expect"),
@@ -108,12 +108,12 @@ _NEEDS = {
 class Family(_Matching):
     """Tensors of one kind and what is done with them. A keep or drop needs a reason, a conversion its count.
 
-    A family that starts from the parent's block FP8 (dequantise, reblock) matches the weights and their scales;
+    A family that starts from the parent's block FP8 (dequantize, reblock) matches the weights and their scales;
     `expect` counts the weights.
     """
 
     name: Text
-    action: Literal["quantize", "dequantise", "reblock", "reconcile", "rename", "keep", "drop"]
+    action: Literal["quantize", "dequantize", "reblock", "reconcile", "rename", "keep", "drop"]
     block: Block | None = None
     source_block: Block | None = None  # the parent's
     numerics: str = "amax/1"
@@ -133,7 +133,7 @@ class Family(_Matching):
         if self.action == "reblock" and not _divides(self.block, self.source_block):
             raise ValueError(
                 f"blocks of {self.source_block} do not divide into blocks of {self.block}; only a smaller block "
-                f"keeps every number: dequantise first, then quantise"
+                f"keeps every number: dequantize first, then quantize"
             )
         if self.to and any(
             len(re.findall(r"\*+", glob)) != len(re.findall(r"\*+", self.to)) for glob in self.globs()
@@ -160,8 +160,8 @@ class Family(_Matching):
             return QuantizeBlock(block, self.numerics, scale_suffix)
         if ref.name.endswith(SCALE_SUFFIXES):
             return Drop()  # what it says goes into its weight, or into new scales
-        if self.action == "dequantise" and source:
-            return Dequantise(source)
+        if self.action == "dequantize" and source:
+            return Dequantize(source)
         if self.action == "reblock" and source and block:
             return Reblock(source, block, scale_suffix)
         return Drop()
@@ -217,7 +217,7 @@ class Alias(_Table):
 
 
 # Actions that are done by a stage which most recipes leave out.
-_STAGE_OF = {"dequantise": "dequantise", "reblock": "dequantise", "reconcile": "reconcile"}
+_STAGE_OF = {"dequantize": "dequantize", "reblock": "dequantize", "reconcile": "reconcile"}
 
 
 class Recipe(_Table):

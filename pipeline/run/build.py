@@ -18,14 +18,14 @@ from shardmill.pipeline.container.hub import other_commit
 from shardmill.pipeline.errors import BuildError, PlanError, RecipeError
 from shardmill.pipeline.manifest.lock import Lock, hold
 from shardmill.pipeline.manifest.records import MANIFEST_FILE, Receipt
-from shardmill.pipeline.manifest.store import Seen, Store
+from shardmill.pipeline.manifest.store import StatCache, Store
 from shardmill.pipeline.plan.plan import make_plan
 from shardmill.pipeline.recipe.read import Recipe
 from shardmill.pipeline.run.publish import publish, stale_beside_shards
 from shardmill.pipeline.run.schedule import in_threads, on_cluster
 from shardmill.pipeline.run.shard import Input, ShardTask
 from shardmill.pipeline.run.stale import Verdict, judge
-from shardmill.pipeline.run.unchanged import plan_inputs, world
+from shardmill.pipeline.run.unchanged import fingerprint, plan_inputs
 from shardmill.pipeline.stages import STAGES
 from shardmill.pipeline.stages.dag import arrange, unknown_options
 from shardmill.pipeline.stages.job import Checkpoint, Prepared, Settings, Watch
@@ -81,7 +81,7 @@ def explain(
     refuse_out(prepared.parent.folder, out)
     store = Store(out)
     plan, parent = prepared.plan, prepared.parent
-    verdicts = judge(plan, parent, out, store.manifest(), _believed(store, settings), tell)
+    verdicts = judge(plan, parent, out, store.manifest(), _trusted(store, settings), tell)
     stale = {verdict.file for verdict in verdicts if verdict.reason}
     staged = _resumable([shard for shard in plan.shards if shard.file in stale], parent, store)
     return tuple(replace(verdict, staged=verdict.file in staged) for verdict in verdicts)
@@ -129,7 +129,7 @@ def _build(
         tell("finished the commit of an earlier build")
     plan, parent = prepared.plan, prepared.parent
     manifest = store.manifest()
-    verdicts = judge(plan, parent, store.out, manifest, _believed(store, settings), tell)
+    verdicts = judge(plan, parent, store.out, manifest, _trusted(store, settings), tell)
     stale = {verdict.file: verdict for verdict in verdicts if verdict.reason}
     chosen = [shard for shard in plan.shards if shard.file in stale]
     finished = _resumable(chosen, parent, store)
@@ -145,7 +145,7 @@ def _build(
             f"replaces another checkpoint: {gone[0]} goes ({len(gone)} of its {len(manifest.shards)} shards)"
         )
     written = publish(prepared, store, settings, manifest, receipts)
-    store.remember(replace(store.seen(), world=world(prepared.inputs, store, settings)))
+    store.remember(replace(store.stat_cache(), fingerprint=fingerprint(prepared.inputs, store, settings)))
     return Summary(
         plan=plan,
         made=tuple(replace(verdict, staged=verdict.file in finished) for verdict in stale.values()),
@@ -160,8 +160,8 @@ def input_bytes(parent: Parent, shard: ShardPlan) -> int:
     return sum(parent.stats[file][0] for file in shard.inputs)
 
 
-def _believed(store: Store, settings: Settings) -> Seen:
-    return Seen() if settings.paranoid else store.seen()
+def _trusted(store: Store, settings: Settings) -> StatCache:
+    return StatCache() if settings.paranoid else store.stat_cache()
 
 
 def refuse_out(parent: Path, out: Path) -> None:

@@ -1,4 +1,4 @@
-"""Probing: is a family that is about to be quantised a BF16 copy of block FP8? A few blocks tell.
+"""Probing: is a family that is about to be quantized a BF16 copy of block FP8? A few blocks tell.
 
 A block counts as native where kernels.recover proves that some scale and codes decode to it bit for bit. Fresh
 weights never do, so a share between the two means another block size or a grid that starts elsewhere.
@@ -38,7 +38,7 @@ class Probed:
 
 
 def probe(plan: Plan, parent: Parent) -> list[Probed]:
-    """One Probed for each family that is quantised from BF16, at its own block and at [128,128]. Reads a few MB."""
+    """One Probed for each family that is quantized from BF16, at its own block and at [128,128]. Reads a few MB."""
     families: Mapping[tuple[str, BlockShape], list[TensorRef]] = defaultdict(list)
     for name, (family, action) in plan.conversions.items():
         ref = parent.tensors[name]

@@ -23,7 +23,7 @@ from shardmill.pipeline.manifest.records import (
     ShardRecord,
     manifest_algorithms,
 )
-from shardmill.pipeline.manifest.store import Seen, Store
+from shardmill.pipeline.manifest.store import StatCache, Store
 from shardmill.pipeline.stages.index import index_bytes
 from shardmill.pipeline.stages.job import Prepared, Settings
 from shardmill.pipeline.types import (
@@ -75,11 +75,11 @@ def publish(
     manifest = _manifest(prepared, settings, files, receipts)
     written += _stage_if_new(store, MANIFEST_FILE, manifest.to_json())
     # Without a manifest the stat cache still knows what was published.
-    removed = sorted(set(before.files if before else store.seen().output) - set(files))
+    removed = sorted(set(before.files if before else store.stat_cache().output) - set(files))
     if written or removed:
         store.commit(written, removed, SINGLE_FILE if plan.single else INDEX_FILE)
     outputs = {name: file_stat(store.out / name) for name in files}
-    store.remember(Seen(parent=_stats_now(prepared.parent, settings), output=outputs))
+    store.remember(StatCache(parent=_stats_now(prepared.parent, settings), output=outputs))
     return written
 
 
@@ -142,7 +142,7 @@ def _carried_before(
     record = before.files.get(name) if before else None
     if record is None or not published.is_file():
         return None
-    seen = Seen() if settings.paranoid else store.seen()
+    seen = StatCache() if settings.paranoid else store.stat_cache()
     same_source = tuple(seen.parent.get(name, ())) == parent.stats[name] or _sha256(source) == record.sha256
     same_output = tuple(seen.output.get(name, ())) == file_stat(published)
     return record if same_source and (same_output or _sha256(published) == record.sha256) else None

@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 
 from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.records import Receipt
-from shardmill.pipeline.run.shard import Draft, ShardTask, fill, make_shard, settle
+from shardmill.pipeline.run.shard import ShardTask, StagedShard, fill, finish_shard, make_shard
 from shardmill.pipeline.stages.job import StoppedError, Watch, Worker
 
 _CONNECT_SECONDS = 5
@@ -39,9 +39,9 @@ def in_threads(tasks: Mapping[str, ShardTask], workers: int, watch: Watch) -> di
 
     def make() -> None:
         while filled := _fill_next(todo, free, watch):
-            file, draft = filled
+            file, staged = filled
             with _stopping(watch):
-                receipts[file] = settle(draft, tasks[file])
+                receipts[file] = finish_shard(staged, tasks[file])
 
     pool = ThreadPoolExecutor(_THREADS_A_WORKER * workers)
     try:
@@ -62,7 +62,7 @@ def in_threads(tasks: Mapping[str, ShardTask], workers: int, watch: Watch) -> di
 
 def _fill_next(
     todo: SimpleQueue[tuple[str, ShardTask]], free: SimpleQueue[Worker], watch: Watch
-) -> tuple[str, Draft] | None:
+) -> tuple[str, StagedShard] | None:
     """The next shard, filled by the next worker that is free. None where none is left, or the build is to stop."""
     worker = free.get()
     try:

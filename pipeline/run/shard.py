@@ -44,48 +44,48 @@ class ShardTask:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class StagedShard:
     """A shard whose bytes are all written, but may not be on the disk yet. It must be settled."""
 
     receipt: Receipt
-    path: Path  # in the staging folder, under a name that no other draft has
+    path: Path  # in the staging folder, under a name that no other staged has
     whole: Path  # its place there once it is on the disk
     file: ExitStack  # holds it open; to close it is to wait for the disk
 
 
-def fill(task: ShardTask, watch: Watch, worker: Worker) -> Draft:
-    """Runs the shard stages of the DAG over one shard. Whoever calls it settles the Draft, which holds a file open."""
+def fill(task: ShardTask, watch: Watch, worker: Worker) -> StagedShard:
+    """Runs the shard stages of the DAG over one shard. The caller finishes the StagedShard, which holds a file open."""
     store, dag = Store(task.out), arrange(task.dag_needs, STAGES)
     whole = store.staging / task.plan.file
-    draft = whole.with_name(f"{whole.name}.{secrets.token_hex(4)}")
+    staged = whole.with_name(f"{whole.name}.{secrets.token_hex(4)}")
     linked = task.settings.passthrough == "hardlink"
     with ExitStack() as written, ExitStack() as read:
         opened = {
             shard: (read.enter_context(Source(each.path, each.stat, linked, task.once)), each.data_begin)
             for shard, each in zip(task.plan.inputs, task.inputs, strict=True)
         }
-        sink = written.enter_context(Sink(draft, task.plan.header.file_bytes, task.once))
+        sink = written.enter_context(Sink(staged, task.plan.header.file_bytes, task.once))
         if task.plan.rewritten:
             sink.reserve()
         source, data_begin = opened[task.plan.inputs[0]]
         job = ShardJob(task.plan, source, sink, task.settings, worker, watch, data_begin, opened)
         products = dag.run("shard", dag.of_shards(), job, {"assignments": task.plan.pieces})
         read.close()  # which tells of a source that changed, before the sink is let go
-        return Draft(products["receipts"], draft, whole, written.pop_all())
+        return StagedShard(products["receipts"], staged, whole, written.pop_all())
 
 
-def settle(draft: Draft, task: ShardTask) -> Receipt:
+def finish_shard(staged: StagedShard, task: ShardTask) -> Receipt:
     """Waits for the disk; the shard's file and receipt are there when this returns.
 
     The file gets its name when it is whole: a worker of a cluster that was given up for dead may be at the same shard
     still, and no receipt may ever stand beside a file that is half made.
     """
-    draft.file.close()
-    draft.path.replace(draft.whole)
-    Store(task.out).keep_receipt(draft.receipt)
-    return draft.receipt
+    staged.file.close()
+    staged.path.replace(staged.whole)
+    Store(task.out).keep_receipt(staged.receipt)
+    return staged.receipt
 
 
 def make_shard(task: ShardTask, watch: Watch, worker: Worker) -> Receipt:
     """Makes one shard from the first byte to the last."""
-    return settle(fill(task, watch, worker), task)
+    return finish_shard(fill(task, watch, worker), task)

@@ -15,7 +15,7 @@ from shardmill.pipeline.container.header import file_stat, read_header
 from shardmill.pipeline.errors import CheckpointError
 from shardmill.pipeline.manifest.digest import TensorSplitter
 from shardmill.pipeline.manifest.records import Manifest
-from shardmill.pipeline.manifest.store import Seen
+from shardmill.pipeline.manifest.store import StatCache
 from shardmill.pipeline.types import Header, Parent, Plan, Reconcile, ShardPlan
 
 Digests = Mapping[str, str]
@@ -31,7 +31,12 @@ class Verdict:
 
 
 def judge(
-    plan: Plan, parent: Parent, out: Path, manifest: Manifest | None, seen: Seen, tell: Callable[[str], None]
+    plan: Plan,
+    parent: Parent,
+    out: Path,
+    manifest: Manifest | None,
+    seen: StatCache,
+    tell: Callable[[str], None],
 ) -> tuple[Verdict, ...]:
     """One Verdict a shard of the plan. `tell` hears of each file that has to be read to know."""
     headers = {header.shard: header for header in parent.headers}
@@ -51,7 +56,7 @@ def _reason(
     parent: Parent,
     out: Path,
     manifest: Manifest | None,
-    seen: Seen,
+    seen: StatCache,
     tell: Callable[[str], None],
 ) -> str | None:
     if manifest is None:

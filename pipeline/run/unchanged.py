@@ -26,11 +26,11 @@ _PACKAGE = Path(__file__).parents[2]
 def is_unchanged(recipe: Recipe, folder: Path, out: Path, settings: Settings, lock: Lock | None) -> bool:
     """Whether a build of `recipe` from `folder` into `out` would find everything as the last one left it."""
     store = Store(out)
-    noted = store.seen().world
+    noted = store.stat_cache().fingerprint
     if settings.paranoid or not noted or store.commit_is_pending() or store.holds_leftovers():
         return False
     try:
-        return noted == world(plan_inputs(recipe, folder, lock), store, settings)
+        return noted == fingerprint(plan_inputs(recipe, folder, lock), store, settings)
     except OSError:
         return False
 
@@ -52,9 +52,9 @@ def plan_inputs(recipe: Recipe, folder: Path, lock: Lock | None) -> str:
     )
 
 
-def world(inputs: str, store: Store, settings: Settings) -> str:
+def fingerprint(inputs: str, store: Store, settings: Settings) -> str:
     """Digest of all that a build depends on: what it was planned from, and the published files as they are now."""
-    names = (*sorted(store.seen().output), MANIFEST_FILE)
+    names = (*sorted(store.stat_cache().output), MANIFEST_FILE)
     outputs = {name: file_stat(store.out / name) for name in names}
     return key_of({"inputs": inputs, "sha256": settings.file_digests, "output": outputs})
 

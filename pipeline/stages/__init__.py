@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from shardmill.pipeline.stages.classify import classify
 from shardmill.pipeline.stages.dag import Stage
-from shardmill.pipeline.stages.dequantise import dequantise
+from shardmill.pipeline.stages.dequantize import dequantize
 from shardmill.pipeline.stages.index import index
 from shardmill.pipeline.stages.input_scales import input_scales
 from shardmill.pipeline.stages.quantize import quantize
@@ -26,7 +26,7 @@ STAGES: Mapping[str, Stage] = {
     "classify": Stage(classify, consumes=("headers",), produces="assignments", scope="checkpoint"),
     "quantize": Stage(quantize, consumes=("assignments",), produces="codes", scope="shard"),
     "scales": Stage(scales, consumes=("codes",), produces="scales", scope="shard"),
-    "dequantise": Stage(dequantise, consumes=("assignments",), produces="values", scope="shard"),
+    "dequantize": Stage(dequantize, consumes=("assignments",), produces="values", scope="shard"),
     "reconcile": Stage(reconcile, consumes=("assignments",), produces="repairs", scope="shard"),
     "rewrite": Stage(
         rewrite,

@@ -21,7 +21,7 @@ from shardmill.pipeline.types import (
     Action,
     Assignment,
     Copy,
-    Dequantise,
+    Dequantize,
     Drop,
     Parent,
     QuantizeBlock,
@@ -87,7 +87,7 @@ def _rows(recipe: Recipe) -> list[_Row]:
 
 def _assigned(ref: TensorRef, family: Family, scale_suffix: str, parent: Parent) -> Assignment:
     action = family.deed(ref, scale_suffix)
-    reads_scales = isinstance(action, Dequantise | Reblock)
+    reads_scales = isinstance(action, Dequantize | Reblock)
     scales = fp8_source.scales_of(ref, parent.tensors) if reads_scales else None
     reads = nvfp4_source.halves(ref, parent.tensors) if isinstance(action, Reconcile) else ()
     return Assignment(ref, family.name, action, scales, reads)
@@ -145,7 +145,7 @@ def _unfit(assignments: Sequence[Assignment], parent: Parent) -> Iterable[str]:
         reason = None
         if isinstance(each.action, QuantizeBlock):
             reason = _why_unfit(each.source, each.action, parent)
-        elif isinstance(each.action, Dequantise | Reblock):
+        elif isinstance(each.action, Dequantize | Reblock):
             reason = fp8_source.why_unfit(each, families)
         elif isinstance(each.action, Reconcile) and not each.reads:
             reason = nvfp4_source.WHY_UNFIT
@@ -165,13 +165,13 @@ def _orphans(families: Mapping[str, Family], assignments: Sequence[Assignment]) 
 def _why_unfit(ref: TensorRef, action: QuantizeBlock, parent: Parent) -> str | None:
     if ref.dtype not in _FLOATS:
         kind = (
-            "already quantised or packed"
+            "already quantized or packed"
             if ref.dtype in ("U8", "I8", "F4") or ref.dtype[:2] == "F8"
             else "no float"
         )
-        return f"is {ref.dtype}, {kind}; only {', '.join(sorted(_FLOATS))} can be quantised, keep it"
+        return f"is {ref.dtype}, {kind}; only {', '.join(sorted(_FLOATS))} can be quantized, keep it"
     if len(ref.shape) != 2 or 0 in ref.shape:
-        return f"has shape {list(ref.shape)}; only matrices [rows, columns] can be quantised, keep it"
+        return f"has shape {list(ref.shape)}; only matrices [rows, columns] can be quantized, keep it"
     scale = ref.name + action.scale_suffix
     if scale in parent.tensors:
         return f"the parent holds {scale} already; keep both, or drop the scale"

@@ -89,7 +89,7 @@ class ShardJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Quantised:
+class Quantized:
     """One weight [R, C], encoded: its codes are in the sink, its scales f32 [ceil(R/r), ceil(C/c)] here."""
 
     scales: NDArray[np.float32]
@@ -100,7 +100,7 @@ class Quantised:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """An output tensor that a stage made from the parent's quantised tensors; its bytes are in the sink."""
+    """An output tensor that a stage made from the parent's quantized tensors; its bytes are in the sink."""
 
     digest: str
     sources: Mapping[str, str]  # parent tensor that it was made from -> digest

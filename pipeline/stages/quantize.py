@@ -15,22 +15,22 @@ from numpy.typing import NDArray
 from shardmill.kernels.block_fp8 import BlockEncoder, NonFinite, rows_of
 from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.digest import TensorHash
-from shardmill.pipeline.stages.job import Quantised, ShardJob
+from shardmill.pipeline.stages.job import Quantized, ShardJob
 from shardmill.pipeline.types import Piece, QuantizeBlock, TensorRef
 
 STRIP_BYTES = 1 << 20
 _NUMPY_DTYPE = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32}  # BF16 goes as its bits
 
 
-def quantize(job: ShardJob, assignments: tuple[Piece, ...]) -> dict[str, Quantised]:
-    """Weight name -> Quantised, for every piece of the shard that holds codes.
+def quantize(job: ShardJob, assignments: tuple[Piece, ...]) -> dict[str, Quantized]:
+    """Weight name -> Quantized, for every piece of the shard that holds codes.
 
     Raises BuildError that names tensor, row and column where a weight is not finite.
     """
-    return {piece.ref.name: _quantised(job, piece) for piece in assignments if piece.part == "codes"}
+    return {piece.ref.name: _quantized(job, piece) for piece in assignments if piece.part == "codes"}
 
 
-def _quantised(job: ShardJob, piece: Piece) -> Quantised:
+def _quantized(job: ShardJob, piece: Piece) -> Quantized:
     action, source = piece.action, piece.source
     assert isinstance(action, QuantizeBlock)
     R, C = source.shape
@@ -58,7 +58,7 @@ def _quantised(job: ShardJob, piece: Piece) -> Quantised:
         codes_hash.update(codes)
         job.sink.write(codes, codes_place + row * C)
         job.watch.done(len(strip))
-    return Quantised(scales, codes_hash.hexdigest(), source_hash.hexdigest(), dict(counts))
+    return Quantized(scales, codes_hash.hexdigest(), source_hash.hexdigest(), dict(counts))
 
 
 def _encoder(job: ShardJob, action: QuantizeBlock) -> BlockEncoder:

@@ -17,7 +17,7 @@ from shardmill.pipeline.container.header import header_bytes
 from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.digest import TensorHash, TensorSplitter
 from shardmill.pipeline.manifest.records import Receipt
-from shardmill.pipeline.stages.job import Decoded, Quantised, ShardJob
+from shardmill.pipeline.stages.job import Decoded, Quantized, ShardJob
 from shardmill.pipeline.types import Piece
 
 Digests = dict[str, str]
@@ -36,7 +36,7 @@ class _NoHash:
 def rewrite(
     job: ShardJob,
     assignments: Sequence[Piece],
-    codes: Mapping[str, Quantised],
+    codes: Mapping[str, Quantized],
     scales: Mapping[str, bytes],
     values: Mapping[str, Decoded] = MappingProxyType({}),
     repairs: Mapping[str, Decoded] = MappingProxyType({}),
@@ -45,11 +45,11 @@ def rewrite(
     made = {**values, **repairs}
     file_hash = hashlib.sha256() if job.settings.file_digests else _NoHash()
     placed = {
-        **{name: quantised.codes_digest for name, quantised in codes.items()},
+        **{name: quantized.codes_digest for name, quantized in codes.items()},
         **{name: decoded.digest for name, decoded in made.items()},
     }
     digests = _rewritten(job, file_hash, placed, scales) if job.plan.rewritten else _passed_on(job, file_hash)
-    sources = {name: quantised.source_digest for name, quantised in codes.items()}
+    sources = {name: quantized.source_digest for name, quantized in codes.items()}
     for decoded in made.values():
         sources.update(decoded.sources)
     return Receipt(
@@ -60,7 +60,7 @@ def rewrite(
         sha256=file_hash.hexdigest(),
         tensors=digests,
         sources=sources,
-        counts={name: quantised.counts for name, quantised in codes.items() if quantised.counts},
+        counts={name: quantized.counts for name, quantized in codes.items() if quantized.counts},
         repairs=tuple(decoded.repair for decoded in made.values() if decoded.repair),
     )
 

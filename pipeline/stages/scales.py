@@ -1,4 +1,4 @@
-"""Stage `scales`: the scales of every quantised weight, checked and as the bytes that will be published.
+"""Stage `scales`: the scales of every quantized weight, checked and as the bytes that will be published.
 
 A scale multiplies a code back to a weight. One that is zero, negative, infinite or NaN destroys its block
 silently in every runtime, so none leaves here.
@@ -11,11 +11,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from shardmill.pipeline.errors import BuildError
-from shardmill.pipeline.stages.job import Quantised, ShardJob
+from shardmill.pipeline.stages.job import Quantized, ShardJob
 from shardmill.pipeline.types import QuantizeBlock
 
 
-def scales(job: ShardJob, codes: Mapping[str, Quantised]) -> dict[str, bytes]:
+def scales(job: ShardJob, codes: Mapping[str, Quantized]) -> dict[str, bytes]:
     """Scale tensor's name -> its F32 little-endian bytes, row by row of blocks."""
     emitted = {}
     for piece in job.plan.pieces:

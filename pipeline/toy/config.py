@@ -2,7 +2,7 @@
 the toy tokenizer's numbers.
 
 The `quantization_config` is the published parent's (LibertAIDAI/GLM-5.3-Flash-NVFP4): its six keys and its 43
-globs of modules that are not quantised.
+globs of modules that are not quantized.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def _native_fp8(name: str, shape: Shape) -> Iterator[memoryview]:
 def _native_scales(name: str, grid: Shape) -> NDArray[np.float32]:
     """f32 scales = amax / 448, amax in [1/16, 1/8) and within a quarter step of a BF16 number.
 
-    Were amax a BF16 number, re-quantising the copy would find its scale; with any amax, it would err by 0.22 %. So
+    Were amax a BF16 number, re-quantizing the copy would find its scale; with any amax, it would err by 0.22 %. So
     it errs by 0.17 %, near what is published for the real parent (0.12 to 0.16 %).
     """
     words = _words(name + "/scales", prod(grid))
@@ -154,7 +154,7 @@ def _expert_picks(weight: str, count: int) -> Iterator[Codes]:
     """Which groups of the bank make up the expert's matrix `weight`.
 
     The first group of gate and of down is the bank's largest, whose scale is 448: the global scale of w13 and of
-    down is amax / (6 * 448), as it is where weights were quantised.
+    down is amax / (6 * 448), as it is where weights were quantized.
     """
     assert EXPERT.fullmatch(weight), weight
     for number, picks in enumerate(_picks(weight, count)):

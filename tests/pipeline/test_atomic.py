@@ -141,7 +141,7 @@ def test_all_is_on_the_disk_before_the_index_comes_back(
     for name in published(out):
         moved = events.index(("moved", str(out / name)))
         staged = str(out / STATE_FOLDER / "staging" / name)
-        # A staged file is synced under the name of its draft: its own and a suffix.
+        # A staged file is synced under the name of its staged: its own and a suffix.
         assert any(done == "synced" and path.startswith(staged) for done, path in events[:moved]), name
         if name != INDEX:
             assert ("synced", str((out / name).parent)) in events[moved:gate], name
@@ -366,11 +366,11 @@ def stop_after(shards: int, monkeypatch: pytest.MonkeyPatch) -> Watch:
 
     def fill(*task: Any) -> Any:
         nonlocal filled
-        draft = original(*task)
+        staged = original(*task)
         filled += 1
         if filled == shards:
             watch.stop.set()
-        return draft
+        return staged
 
     monkeypatch.setattr(schedule, "fill", fill)
     return watch

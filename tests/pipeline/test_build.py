@@ -346,7 +346,7 @@ def test_the_readme_is_the_childs_own(built: Path) -> None:
     assert "The parent's own words" not in text
 
 
-def test_config_json_is_the_parents_with_one_entry_a_quantised_linear(built: Path) -> None:
+def test_config_json_is_the_parents_with_one_entry_a_quantized_linear(built: Path) -> None:
     text = (built / "config.json").read_text()
     child = json.loads(text)
     layers: dict[str, dict[str, Any]] = {}
@@ -386,7 +386,7 @@ def test_a_single_file_parent_gives_a_single_file(tmp_path: Path) -> None:
     assert not [name for name in files if name.endswith(".safetensors") and name != "model.safetensors"]
 
 
-def test_a_parent_without_metadata_or_quantisation_converts(tmp_path: Path) -> None:
+def test_a_parent_without_metadata_or_quantization_converts(tmp_path: Path) -> None:
     plain = {key: value for key, value in CONFIG.items() if key != "quantization_config"}
     parent = write_parent(tmp_path / "parent", config=plain)
     write_shard(parent / SHARDS[0], micro_tensors()[SHARDS[0]], {})

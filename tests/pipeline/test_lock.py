@@ -144,7 +144,7 @@ source_block = [128, 128]
 """
 
 
-@pytest.mark.parametrize("action", ['action = "reblock"\nblock = [64, 64]\n', 'action = "dequantise"\n'])
+@pytest.mark.parametrize("action", ['action = "reblock"\nblock = [64, 64]\n', 'action = "dequantize"\n'])
 def test_scales_that_a_conversion_consumes_are_held_too(tmp_path: Path, action: str) -> None:
     """Their digests stand with the weight that they went into, whether the child has a tensor of their name or not."""
     parent = native_parent(tmp_path / "parent")

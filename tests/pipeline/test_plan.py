@@ -168,10 +168,10 @@ def test_the_plan_says_at_which_tensor_parallel_sizes_the_child_loads(
     assert loads["8"] != "yes"
 
 
-def test_config_entries_and_quantised_tensors_agree_in_both_directions(
+def test_config_entries_and_quantized_tensors_agree_in_both_directions(
     real: Parent, with_vision: Plan
 ) -> None:
-    """One entry a quantised Linear, the draft's twice; experts NVFP4, converted ones FP8_BLOCK with their block."""
+    """One entry a quantized Linear, the draft's twice; experts NVFP4, converted ones FP8_BLOCK with their block."""
     layers = json.loads(with_vision.config)["quantization_config"]["quantized_layers"]
     kda = re.compile(r"self_attn\.(q|k|v|b|f_a|g_a)_proj\.weight$")
     expected: dict[str, dict[str, Any]] = {}

@@ -137,7 +137,7 @@ def test_many_problems_of_one_kind_are_counted(tmp_path: Path) -> None:
 
 
 def test_a_fused_group_that_is_treated_unevenly_is_refused(parent: Path, tmp_path: Path) -> None:
-    """One member kept, the other quantised: a runtime could not fuse them."""
+    """One member kept, the other quantized: a runtime could not fuse them."""
     recipe = RECIPE.replace("attn.{q,k}.weight", "attn.q.weight", 1).replace("expect = 4", "expect = 2")
     recipe = recipe.replace('"model.embed.weight"]', '"model.embed.weight", "model.layers.*.attn.k.weight"]')
     message = refused(parent, tmp_path / "out", PlanError, recipe)
@@ -156,19 +156,19 @@ def test_a_fused_group_of_which_a_member_is_missing_is_refused(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("weight", "words"),
     [
-        (e4m3("x", 16, 10), "is F8_E4M3, already quantised or packed"),
-        (packed("x", 16, 10), "is U8, already quantised or packed"),
-        (("I8", (16, 10), bytes(160)), "is I8, already quantised or packed"),
-        (("F8_E5M2", (16, 10), bytes(160)), "is F8_E5M2, already quantised or packed"),
+        (e4m3("x", 16, 10), "is F8_E4M3, already quantized or packed"),
+        (packed("x", 16, 10), "is U8, already quantized or packed"),
+        (("I8", (16, 10), bytes(160)), "is I8, already quantized or packed"),
+        (("F8_E5M2", (16, 10), bytes(160)), "is F8_E5M2, already quantized or packed"),
         (("I64", (16, 10), bytes(1280)), "is I64, no float; only BF16, F16, F32"),
         (("F64", (16, 10), bytes(1280)), "is F64, no float"),
-        (bf16("x", 160), "only matrices [rows, columns] can be quantised"),
-        (bf16("x", 4, 4, 10), "only matrices [rows, columns] can be quantised"),
-        (("BF16", (), bytes(2)), "only matrices [rows, columns] can be quantised"),
-        (("BF16", (0, 10), b""), "only matrices [rows, columns] can be quantised"),
+        (bf16("x", 160), "only matrices [rows, columns] can be quantized"),
+        (bf16("x", 4, 4, 10), "only matrices [rows, columns] can be quantized"),
+        (("BF16", (), bytes(2)), "only matrices [rows, columns] can be quantized"),
+        (("BF16", (0, 10), b""), "only matrices [rows, columns] can be quantized"),
     ],
 )
-def test_a_source_that_cannot_be_quantised_is_refused(tmp_path: Path, weight: Tensor, words: str) -> None:
+def test_a_source_that_cannot_be_quantized_is_refused(tmp_path: Path, weight: Tensor, words: str) -> None:
     """FP8 and packed codes above all: encoding their bytes again would destroy them silently."""
     files = micro_tensors()
     files[SHARDS[2]]["model.layers.0.mlp.down.weight"] = weight

@@ -21,23 +21,23 @@ def test_the_next_shard_is_filled_while_the_last_one_goes_to_the_disk(
 ) -> None:
     """With one worker, and a disk that is done with the first shard only when all others are filled."""
     filled, settled, all_filled = [], [], threading.Event()
-    fill, settle = schedule.fill, schedule.settle
+    fill, finish_shard = schedule.fill, schedule.finish_shard
 
     def note(task: Any, *rest: Any) -> Any:
-        draft = fill(task, *rest)
+        staged = fill(task, *rest)
         filled.append(task.plan.file)
         if len(filled) == len(SHARDS) + 1:
             all_filled.set()
-        return draft
+        return staged
 
-    def slow(draft: Any, task: Any) -> Any:
+    def slow(staged: Any, task: Any) -> Any:
         if task.plan.file == filled[0]:
             assert all_filled.wait(10)
         settled.append(task.plan.file)
-        return settle(draft, task)
+        return finish_shard(staged, task)
 
     monkeypatch.setattr(schedule, "fill", note)
-    monkeypatch.setattr(schedule, "settle", slow)
+    monkeypatch.setattr(schedule, "finish_shard", slow)
     build(parent, tmp_path / "out", workers=1)
     assert settled.index(filled[0]) > 0
     assert published(tmp_path / "out") == reference
@@ -97,22 +97,24 @@ def test_shards_are_begun_in_the_order_in_which_they_are_given(
 ) -> None:
     """The largest first, whichever thread comes back from the disk when."""
     begun = []
-    fill, settle = schedule.fill, schedule.settle
+    fill, finish_shard = schedule.fill, schedule.finish_shard
     monkeypatch.setattr(schedule, "fill", lambda task, *rest: (begun.append(task), fill(task, *rest))[1])
-    monkeypatch.setattr(schedule, "settle", lambda *draft: (time.sleep(0.02), settle(*draft))[1])
+    monkeypatch.setattr(
+        schedule, "finish_shard", lambda *staged: (time.sleep(0.02), finish_shard(*staged))[1]
+    )
     build(parent, tmp_path / "out", workers=1)
     sizes = [task.plan.header.file_bytes for task in begun]
     assert sizes == sorted(sizes, reverse=True)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("step", ["fill", "settle"])
+@pytest.mark.parametrize("step", ["fill", "finish_shard"])
 def test_after_a_failure_no_other_shard_is_begun(
     parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, step: str
 ) -> None:
     """The failure is told, not that the others were stopped for it; those at work may end."""
     begun: list[str] = []
-    fill, settle = schedule.fill, schedule.settle
+    fill, finish_shard = schedule.fill, schedule.finish_shard
     failed = threading.Event()
 
     def fail() -> None:
@@ -123,21 +125,21 @@ def test_after_a_failure_no_other_shard_is_begun(
         begun.append(task.plan.file)
         if begun[0] == task.plan.file and step == "fill":
             fail()
-        draft = fill(task, *rest)
+        staged = fill(task, *rest)
         assert begun[0] == task.plan.file or failed.wait(10)
         time.sleep(0.05)  # for the failure to be noted
-        return draft
+        return staged
 
-    def first_is_lost(draft: Any, task: Any) -> Any:
-        if begun[0] == task.plan.file and step == "settle":
+    def first_is_lost(staged: Any, task: Any) -> Any:
+        if begun[0] == task.plan.file and step == "finish_shard":
             fail()
-        return settle(draft, task)
+        return finish_shard(staged, task)
 
     monkeypatch.setattr(schedule, "fill", first_fails)
-    monkeypatch.setattr(schedule, "settle", first_is_lost)
+    monkeypatch.setattr(schedule, "finish_shard", first_is_lost)
     with pytest.raises(BuildError, match="the first shard can't be made"):
         build(parent, tmp_path / "out", workers=workers)
-    assert len(begun) <= workers + (step == "settle")
+    assert len(begun) <= workers + (step == "finish_shard")
     assert published(tmp_path / "out") == {}
 
 

@@ -48,7 +48,7 @@ def test_fused_module_takes_its_members_entry():
 def test_fused_members_must_agree(b_proj):
     """A member that is missing or treated differently is refused with every member's treatment."""
     entries = Entries.read(kda(b_proj=b_proj))
-    with pytest.raises(PatchError, match=r"b_proj (unquantised|FP8_BLOCK \[128,128\]|NVFP4 \[16,16\])"):
+    with pytest.raises(PatchError, match=r"b_proj (unquantized|FP8_BLOCK \[128,128\]|NVFP4 \[16,16\])"):
         entries.find("language_model.model.layers.0.self_attn.in_proj_qkvbfg_a")
     assert len(entries.problems()) == 1
 

@@ -1,4 +1,4 @@
-"""The three constructors that hide the quantisation config, on stand-ins of the classes that do it."""
+"""The three constructors that hide the quantization config, on stand-ins of the classes that do it."""
 
 import importlib
 import sys

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardmill.runtime_patch import __main__ as main
-from shardmill.runtime_patch import checkpoint, lanes, plugin, preflight, tuned_configs
+from shardmill.runtime_patch import checkpoint, plugin, preflight, presets, tuned_configs
 from shardmill.runtime_patch.errors import PatchError
 
 O_PROJ = "model.language_model.layers.0.self_attn.o_proj"
@@ -66,7 +66,7 @@ def test_scales_written_as_powers_of_two_need_no_warning(here, tmp_path):
         ({"layers": {O_PROJ: ENTRY}, "model_type": "deepseek_v3"}, "the patches are for glm5_next"),
         ({"layers": {O_PROJ: ENTRY}, "quant_method": "fp8"}, "expected modelopt"),
         ({"layers": {O_PROJ: ENTRY | {"group_size": 64}}}, "group_size 64"),
-        ({"layers": {f"{O_PROJ[:-6]}q_a_proj": ENTRY}}, "kv_a_proj_with_mqa unquantised"),
+        ({"layers": {f"{O_PROJ[:-6]}q_a_proj": ENTRY}}, "kv_a_proj_with_mqa unquantized"),
         (
             {
                 "layers": {O_PROJ: ENTRY},
@@ -176,7 +176,7 @@ def test_json_is_one_object(here, capsys, tmp_path, monkeypatch):
         "remove_when",
         "expects",
     }
-    assert main.main(["preflight", "--json", "--lane", "nothing"]) == 1
+    assert main.main(["preflight", "--json", "--preset", "nothing"]) == 1
     assert json.loads(capsys.readouterr().out)["ok"] is False
 
 
@@ -184,7 +184,7 @@ def test_serve_prints_a_reason_for_every_flag(capsys):
     """serve --print shows each flag with its sentence, the pool, and a command to paste."""
     assert main.main(["serve", "everything-512k", "--model", "/m x", "--print", "--", "--port", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    for name in lanes.load("everything-512k").serve:
+    for name in presets.load("everything-512k").serve:
         assert any(line.startswith(f"# {name} = ") for line in lines), name
     assert lines[-1].startswith("VLLM_KVQ_TILES=8666 VLLM_KVQ_SCALES=fine VLLM_USE_DEEP_GEMM_E8M0=0 ")
     assert " vllm serve '/m x' --tensor-parallel-size 2 " in lines[-1]
@@ -192,7 +192,7 @@ def test_serve_prints_a_reason_for_every_flag(capsys):
 
 
 def test_serve_runs_only_after_preflight(here, monkeypatch, tmp_path, capsys):
-    """A finding stops the server; without one the lane's command runs in the lane's environment."""
+    """A finding stops the server; without one the preset's command runs in the preset's environment."""
     started = []
     monkeypatch.setattr(main.os, "execvpe", lambda *words: started.append(words))
     monkeypatch.setattr(main.os, "environ", {})
@@ -207,9 +207,9 @@ def test_serve_runs_only_after_preflight(here, monkeypatch, tmp_path, capsys):
 
 
 def test_an_unknown_lane_is_one_line(capsys):
-    """A lane that does not exist is an error on stderr and exit code 2."""
+    """A preset that does not exist is an error on stderr and exit code 2."""
     assert main.main(["serve", "nothing", "--model", "m"]) == 2
-    assert "known lanes" in capsys.readouterr().err
+    assert "known presets" in capsys.readouterr().err
 
 
 def test_works_without_the_pipeline():

@@ -138,7 +138,7 @@ def tiny() -> Model:
     entries = {name.removesuffix(".weight"): {"quant_algo": "NVFP4", "group_size": 16}
                for name, blob in tensors.items() if blob.dtype == "U8"}  # fmt: skip
     entries[q.removesuffix(".weight")] = {"quant_algo": "FP8_BLOCK", "group_size": 32}
-    quantisation = {
+    quantization = {
         "quant_method": "modelopt",
         "quant_algo": "MIXED_PRECISION",
         "quantized_layers": entries,
@@ -147,7 +147,7 @@ def tiny() -> Model:
     config = {
         "model_type": "glm5_next",
         "text_config": {"num_hidden_layers": 1},
-        "quantization_config": quantisation,
+        "quantization_config": quantization,
     }
     conversion = {"family": "q", "recipe": "amax/1", "block": [32, 32]}
     return Model(

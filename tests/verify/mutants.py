@@ -17,7 +17,7 @@ from typing import Any
 from shardmill.verify.questions.integrity import integrity
 from shardmill.verify.questions.lint import lint
 from tests.verify.memory import Memory
-from tests.verify.zoo.all import ANIMALS, ask
+from tests.verify.zoo.all import CASES, ask
 from tests.verify.zoo.clean import CLEAN, mixed_child
 from tests.verify.zoo.model import INDEX, MANIFEST, Blob, Model, bits, canonical, f32
 
@@ -227,11 +227,11 @@ def _meant(
 
 
 def zoo() -> Iterator[tuple[str, str, bool]]:
-    for animal in ANIMALS:
+    for case in CASES:
         with tempfile.TemporaryDirectory() as folder:
-            animal.write(Path(folder) / "c")
-            found = {finding.slug for finding in ask(animal.question, Path(folder) / "c").findings}
-            yield "animal of the zoo, by its rule", animal.name, animal.rule in found
+            case.write(Path(folder) / "c")
+            found = {finding.slug for finding in ask(case.question, Path(folder) / "c").findings}
+            yield "case of the zoo, by its rule", case.name, case.rule in found
 
 
 def verdicts(stride: int = 1) -> Iterator[tuple[str, str, bool]]:

@@ -1,7 +1,7 @@
 """False alarms: checkpoints that other tools write are judged clean. `python -m tests.verify.peers FOLDER`
 
 Needs llm-compressor, compressed-tensors and transformers, best in an environment of their own (CPU torch is enough);
-the judge needs numpy, xxhash, click and rich beside them. Small random models are made, quantised by each tool, and
+the judge needs numpy, xxhash, click and rich beside them. Small random models are made, quantized by each tool, and
 asked integrity and lint; the findings are printed, and the exit code is 1 if there is one that this page does not name.
 """
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.verify.zoo.clean import plain
-from tests.verify.zoo.headers import ANIMALS
+from tests.verify.zoo.headers import CASES
 
 PEAK_KIB_MAX = 300 << 10
 CODE = """
@@ -30,7 +30,7 @@ print(json.dumps([result.exit_code, lint.exit_code, rules[:1], peak, used.ru_uti
 
 
 def _animal(name: str) -> Callable[[Path], None]:
-    return next(animal for animal in ANIMALS if animal.name == name).write
+    return next(case for case in CASES if case.name == name).write
 
 
 def _file(name: str, data: bytes) -> Callable[[Path], None]:

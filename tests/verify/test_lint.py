@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.verify.questions.lint import Wishes, lint
+from shardmill.verify.questions.lint import LintOptions, lint
 from shardmill.verify.reading.source import Folder
 from shardmill.verify.rules.findings import Report
 from tests.verify.zoo.clean import CLEAN, compressed_channel, deepseek, mixed_child, nvfp4_parent
@@ -15,8 +15,8 @@ from tests.verify.zoo.model import bf16
 from tests.verify.zoo.scales import _split_w13
 
 
-def _lint(folder: Path, *wishes: Wishes) -> Report:
-    return lint(Folder(folder), *wishes)
+def _lint(folder: Path, *options: LintOptions) -> Report:
+    return lint(Folder(folder), *options)
 
 
 def test_the_sizes_at_which_it_loads_are_said_with_the_reason(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_the_sizes_at_which_it_loads_are_said_with_the_reason(tmp_path: Path) ->
 
 def test_a_demanded_size_that_does_not_divide_is_a_finding(tmp_path: Path) -> None:
     deepseek().write(tmp_path)
-    (finding,) = _lint(tmp_path, Wishes(tp=(1, 2))).findings
+    (finding,) = _lint(tmp_path, LintOptions(tp=(1, 2))).findings
     assert finding.slug == "tensor-parallel"
     assert "rank in blocks of 128" in finding.got
 
@@ -43,14 +43,14 @@ def test_a_demanded_size_that_does_not_divide_is_a_finding(tmp_path: Path) -> No
 @pytest.mark.parametrize("name", CLEAN)
 def test_headers_alone_give_no_finding_either(name: str, tmp_path: Path) -> None:
     CLEAN[name]().write(tmp_path)
-    report = _lint(tmp_path, Wishes(read_data=False))
+    report = _lint(tmp_path, LintOptions(read_data=False))
     assert report.findings == []
     assert "scales" in report.not_checked
 
 
 def test_a_sample_says_that_it_is_one(tmp_path: Path) -> None:
     nvfp4_parent().write(tmp_path)
-    report = _lint(tmp_path, Wishes(sample_bytes=4096))
+    report = _lint(tmp_path, LintOptions(sample_bytes=4096))
     (said,) = [topic for topic in report.checked if topic.startswith("scales")]
     assert "a sample: " in said
 
@@ -77,7 +77,7 @@ def test_a_placeholder_is_said_once_with_its_kind_and_count(tmp_path: Path) -> N
 
 def test_a_config_that_targets_some_modules_claims_nothing_of_the_others(tmp_path: Path) -> None:
     model = compressed_channel()
-    model.quantisation["config_groups"]["group_0"]["targets"] = ["re:.*self_attn.*"]
+    model.quantization["config_groups"]["group_0"]["targets"] = ["re:.*self_attn.*"]
     for name in [name for name in model.names if ".mlp." in name and name.endswith(".weight")]:
         shard = model.find(name)
         shard[name] = bf16(name, *shard[name].shape)

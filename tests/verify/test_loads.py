@@ -37,8 +37,8 @@ def test_the_patched_runtime_takes_what_the_stock_one_refuses(tmp_path: Path) ->
     assert _loads(model, tmp_path, "patched").findings == []
     stock = _loads(model, tmp_path, "stock")
     refused = {f.tensor.rpartition(".")[2] for f in stock.findings if f.slug == "loader-refuses"}
-    dequantised = {f.tensor.rpartition(".")[2] for f in stock.findings if f.slug == "loads-dequantised"}
-    assert (refused, dequantised) == ({"in_proj_qkvbfg_a"}, {"o_proj"})
+    dequantized = {f.tensor.rpartition(".")[2] for f in stock.findings if f.slug == "loads-dequantized"}
+    assert (refused, dequantized) == ({"in_proj_qkvbfg_a"}, {"o_proj"})
 
 
 def test_the_parent_loads_as_vllm_ships(tmp_path: Path) -> None:
@@ -49,8 +49,8 @@ def test_the_parent_loads_as_vllm_ships(tmp_path: Path) -> None:
 
 def test_the_draft_needs_its_aliases_only_as_vllm_ships(tmp_path: Path) -> None:
     model = mixed_child()
-    entries = model.quantisation["quantized_layers"]
-    model.quantisation["quantized_layers"] = {
+    entries = model.quantization["quantized_layers"]
+    model.quantization["quantized_layers"] = {
         k: v for k, v in entries.items() if not k.startswith("model.layers.")
     }
     stock = _loads(model, tmp_path, "stock")
@@ -71,7 +71,7 @@ def test_block_fp8_of_modelopt_needs_a_scale_of_four_axes(
                for name in model.names if model[name].dtype == "U8"}  # fmt: skip
     entries |= {name.replace("model.language_model.", "model."): entry for name, entry in entries.items()}
     entries[module] = {"quant_algo": algo}
-    model.quantisation.update(quant_algo="MIXED_PRECISION", quantized_layers=entries)
+    model.quantization.update(quant_algo="MIXED_PRECISION", quantized_layers=entries)
     report = _loads(model, tmp_path)
     assert [f.tensor for f in report.findings] == (
         [] if verdict else ["language_model.model.layers.0.mlp.down_proj"]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import xxhash
 
-from shardmill.verify.formats.matrices import Matrix, Open, decoded
-from shardmill.verify.formats.schemes import quantised
+from shardmill.verify.formats.matrices import Matrix, OpenFiles, decoded
+from shardmill.verify.formats.schemes import quantized
 from shardmill.verify.questions.diff import diff
 from shardmill.verify.questions.integrity import integrity
 from shardmill.verify.questions.reproduce import reproduce
@@ -199,10 +199,10 @@ def test_nvfp4_decodes_by_its_own_convention(maker: Callable[[], Model], leaf: s
     from shardmill.verify.reading.checkpoint import open_checkpoint
 
     checkpoint = open_checkpoint(Folder(tmp_path), Report("t"))
-    linear = next(item for item in quantised(checkpoint.tensors).values() if "gate_proj" in item.module)
+    linear = next(item for item in quantized(checkpoint.tensors).values() if "gate_proj" in item.module)
     assert linear.weight is not None
     assert linear.weight.name.endswith(leaf)
-    with Open(checkpoint.source) as opened:
+    with OpenFiles(checkpoint.source) as opened:
         got, _ = decoded(Matrix(linear.weight, linear, (1, 16)), opened, 3, 4)
     packed = model[linear.weight.name].data[3 * 64 : 4 * 64]
     e4m3 = model[f"{linear.module}.weight_scale"].data[3 * 8 : 4 * 8]

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from shardmill.verify.commands.group import verify
 from shardmill.verify.questions.integrity import integrity
-from shardmill.verify.questions.lint import Wishes, lint
+from shardmill.verify.questions.lint import LintOptions, lint
 from shardmill.verify.reading import remote
 from shardmill.verify.reading.places import PlaceError, hub_repository, web_folder
 from shardmill.verify.reading.remote import Address, _Redirects
@@ -48,7 +48,7 @@ def test_a_web_folder_gives_the_answers_that_the_folder_gives(server: Server) ->
 
 def test_every_read_of_lint_is_a_range_and_no_file_is_read_whole(server: Server) -> None:
     source = web_folder(server.address)
-    lint(source, Wishes(sample_bytes=4096))
+    lint(source, LintOptions(sample_bytes=4096))
     assert all(asked for path, asked in server.asked)
     total = sum(path.stat().st_size for path in server.folder.iterdir() if path.suffix == ".safetensors")
     assert 0 < source.transferred < total / 3

@@ -9,14 +9,14 @@ import pytest
 
 from shardmill.verify.rules.catalogue import CATALOGUE, catalogue
 from shardmill.verify.rules.table import BY_ID, RULES, rule_named
-from tests.verify.zoo.all import ANIMALS
+from tests.verify.zoo.all import CASES
 
 ROOT = Path(__file__).parents[2]
 TESTS = "\n".join(path.read_text() for path in sorted((ROOT / "tests" / "verify").glob("test_*.py")))
 SOURCES = "\n".join(
     path.read_text() for path in sorted((ROOT / "verify").rglob("*.py")) if path.parent.name != "rules"
 )
-IN_ZOO = {animal.rule for animal in ANIMALS}
+IN_ZOO = {case.rule for case in CASES}
 
 
 def test_no_id_and_no_slug_is_there_twice() -> None:

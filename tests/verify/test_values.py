@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import pytest
 
-from shardmill.verify.formats.values import CODE_LAWS, SCALE_LAWS, Law, Look, place_of
+from shardmill.verify.formats.values import CODE_LAWS, SCALE_LAWS, ElementCheck, ValueRule, place_of
 from shardmill.verify.reading.header import Tensor
 
 BYTES = range(256)
@@ -24,16 +24,16 @@ CASES = [
 ]
 
 
-def _found(law: Law, dtype: str, data: bytes, cut: int = 1 << 20) -> list[tuple[str, str]]:
+def _found(law: ValueRule, dtype: str, data: bytes, cut: int = 1 << 20) -> list[tuple[str, str]]:
     count = len(data) // law.dtype.itemsize
-    look = Look(Tensor("t", dtype, (count,), "f", 0, len(data)), law)
+    look = ElementCheck(Tensor("t", dtype, (count,), "f", 0, len(data)), law)
     for begin in range(0, len(data), cut):
         look.feed(np.frombuffer(data[begin : begin + cut], np.uint8))
     return [(finding.slug, finding.got) for finding in look.findings()]
 
 
 @pytest.mark.parametrize(("law", "bad"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
-def test_every_byte_is_allowed_or_has_its_rule(law: Law, bad: dict[int, str]) -> None:
+def test_every_byte_is_allowed_or_has_its_rule(law: ValueRule, bad: dict[int, str]) -> None:
     for byte in BYTES:
         slugs = [slug for slug, _ in _found(law, "U8", bytes([0x11, byte, 0x11]))]
         assert slugs == ([bad[byte]] if byte in bad else []), hex(byte)

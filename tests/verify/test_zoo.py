@@ -1,4 +1,4 @@
-"""Every animal of the zoo is found by its rule; every clean checkpoint is left in peace."""
+"""Every case of the zoo is found by its rule; every clean checkpoint is left in peace."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from shardmill.verify.rules.table import RULES
-from tests.verify.zoo.all import ANIMALS, ask
-from tests.verify.zoo.case import Animal
+from tests.verify.zoo.all import CASES, ask
+from tests.verify.zoo.case import Case
 from tests.verify.zoo.clean import CLEAN
 
 
@@ -20,16 +20,16 @@ def test_a_clean_checkpoint_of_each_format_gives_no_finding(name: str, question:
     assert report.worst_first() == []
 
 
-@pytest.mark.parametrize("animal", ANIMALS, ids=lambda animal: animal.name)
-def test_a_faulty_checkpoint_is_found_by_its_rule(animal: Animal, tmp_path: Path) -> None:
-    animal.write(tmp_path / "c")
-    report = ask(animal.question, tmp_path / "c")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_faulty_checkpoint_is_found_by_its_rule(case: Case, tmp_path: Path) -> None:
+    case.write(tmp_path / "c")
+    report = ask(case.question, tmp_path / "c")
     found = {finding.slug for finding in report.findings}
-    assert animal.rule in found, f"{animal.name}: found {found}"
+    assert case.rule in found, f"{case.name}: found {found}"
     assert report.exit_code == (0 if {RULES[slug].severity for slug in found} == {"info"} else 1)
 
 
 def test_the_zoo_has_more_than_sixty_animals_and_no_name_twice() -> None:
-    names = [animal.name for animal in ANIMALS]
+    names = [case.name for case in CASES]
     assert len(names) >= 60
     assert len(set(names)) == len(names)

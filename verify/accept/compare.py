@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from shardmill.verify.accept.diverge import Divergence, diverge
-from shardmill.verify.accept.gates import Gate, Ruling, judge_proportion, judge_value
+from shardmill.verify.accept.gates import Gate, GateResult, judge_proportion, judge_value
 from shardmill.verify.accept.items import Item
 from shardmill.verify.accept.measure import Measure, Proportion, Value, probe_measures, run_measures, text_of
 from shardmill.verify.accept.protocol import Protocol
@@ -81,7 +81,7 @@ class Comparison:
     noise: Scored | None
     divergence: Divergence | None
     measures: dict[str, dict[str, Measure]]
-    rulings: tuple[Ruling, ...]
+    rulings: tuple[GateResult, ...]
     variant: dict[str, Any] | None = None
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -181,7 +181,7 @@ def _paired_measures(
     return found
 
 
-def rule(protocol: Protocol, measures: dict[str, dict[str, Measure]]) -> list[Ruling]:
+def rule(protocol: Protocol, measures: dict[str, dict[str, Measure]]) -> list[GateResult]:
     """Each gate by the worst phase that measured it."""
     rulings = []
     for gate in protocol.gates:
@@ -196,7 +196,7 @@ def rule(protocol: Protocol, measures: dict[str, dict[str, Measure]]) -> list[Ru
 EXACT = ("arithmetic", "vision_limit_refused", "soak_served", "identical_positions")
 
 
-def _judge(gate: Gate, measure: Measure) -> Ruling:
+def _judge(gate: Gate, measure: Measure) -> GateResult:
     if isinstance(measure, Value):
         return judge_value(gate, measure.value, measure.low, measure.high)
     if gate.metric in EXACT:

@@ -25,7 +25,7 @@ class Gate:
 
 
 @dataclass(frozen=True, slots=True)
-class Ruling:
+class GateResult:
     """A gate judged: the value, the bounds it was judged by, and the positions that would decide it."""
 
     gate: Gate
@@ -53,10 +53,10 @@ class Ruling:
         return text
 
 
-def judge_proportion(gate: Gate, hits: int, n: int, effect: float = 1.0) -> Ruling:
+def judge_proportion(gate: Gate, hits: int, n: int, effect: float = 1.0) -> GateResult:
     """A proportion against its limit, by Wilson's bounds at n / effect independent positions."""
     if n == 0:
-        return Ruling(gate, "NOT MEASURED", None)
+        return GateResult(gate, "NOT MEASURED", None)
     bounds = wilson_bounds(hits / effect, n / effect, gate.confidence)
     outcome = _outcome(gate, bounds.low, bounds.high)
     limit = gate.at_least if gate.at_least is not None else gate.at_most
@@ -64,18 +64,18 @@ def judge_proportion(gate: Gate, hits: int, n: int, effect: float = 1.0) -> Ruli
     positions = (
         positions_to_decide(hits / n, limit, gate.confidence, effect) if outcome == "INCONCLUSIVE" else None
     )
-    return Ruling(gate, outcome, hits / n, bounds.low, bounds.high, positions, n)
+    return GateResult(gate, outcome, hits / n, bounds.low, bounds.high, positions, n)
 
 
 def judge_value(
     gate: Gate, value: float | None, low: float | None = None, high: float | None = None
-) -> Ruling:
+) -> GateResult:
     """A measured value: by its bounds where it has them, else exactly."""
     if value is None:
-        return Ruling(gate, "NOT MEASURED", None)
+        return GateResult(gate, "NOT MEASURED", None)
     if low is None or high is None:
-        return Ruling(gate, _outcome(gate, value, value), value)
-    return Ruling(gate, _outcome(gate, low, high), value, low, high)
+        return GateResult(gate, _outcome(gate, value, value), value)
+    return GateResult(gate, _outcome(gate, low, high), value, low, high)
 
 
 def _outcome(gate: Gate, low: float, high: float) -> Outcome:

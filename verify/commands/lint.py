@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from shardmill.verify.commands.options import Bar, answer, as_json, source_at
-from shardmill.verify.questions.lint import Wishes, lint, parse_ignores, parse_selection
+from shardmill.verify.questions.lint import LintOptions, lint, parse_ignores, parse_selection
 from shardmill.verify.rules.table import RULES
 
 
@@ -58,7 +58,7 @@ def lint_command(
     Example: shardmill verify lint build/checkpoint --tp 1,2
     """
     try:
-        wishes = Wishes(
+        options = LintOptions(
             not headers_only,
             sample,
             tp,
@@ -69,5 +69,5 @@ def lint_command(
         raise click.UsageError(str(error)) from None
     source = source_at(place)
     with Bar() as bar:
-        report = lint(source, wishes, bar)
+        report = lint(source, options, bar)
     answer(report, as_json, source)

@@ -1,4 +1,4 @@
-"""Does this checkpoint serve at this context on these cards, and with which pin: known from headers and a lane.
+"""Does this checkpoint serve at this context on these cards, and with which pin: known from headers and a preset.
 
 Nothing boots and no weight is read. The arithmetic is that of vLLM 0.33.0's KV-cache planner (`planner`), and of the
 fork that the published system ran on (`fork`), kept apart and named. What the planner does not know (scratch memory,

@@ -1,4 +1,4 @@
-"""The verdict on a checkpoint, a lane and a card, and the numbers an owner asks for next."""
+"""The verdict on a checkpoint, a preset and a card, and the numbers an owner asks for next."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from shardmill.verify.fit.cards import Card
-from shardmill.verify.fit.lane import ROW_BYTES, Lane
 from shardmill.verify.fit.layers import plan_layers
 from shardmill.verify.fit.planner import KvPlan, plan_blocks
+from shardmill.verify.fit.preset import ROW_BYTES, Preset
 from shardmill.verify.fit.scratch import MIB, Term, scratch_terms
 from shardmill.verify.fit.shape import Shape
 from shardmill.verify.fit.weights import WeightBytes
@@ -26,7 +26,7 @@ class Answer:
 
     verdict: Verdict
     reasons: tuple[str, ...]
-    lane: Lane
+    preset: Preset
     card: Card
     plan: KvPlan
     weights: WeightBytes
@@ -42,16 +42,16 @@ class Answer:
 
     @property
     def need_bytes(self) -> int:
-        return self.plan.need_bytes(self.lane.max_model_len)
+        return self.plan.need_bytes(self.preset.max_model_len)
 
     @property
     def pool_tokens(self) -> int:
-        return self.plan.pool_tokens(self.pool_low, self.lane.max_model_len)
+        return self.plan.pool_tokens(self.pool_low, self.preset.max_model_len)
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """One line of the ladder: a row format under the same lane, each with the pin that it needs."""
+    """One line of the ladder: a row format under the same preset, each with the pin that it needs."""
 
     rung: str
     row_bytes: int
@@ -62,21 +62,24 @@ class Rung:
     free_low: int
 
 
-def judge(shape: Shape, lane: Lane, weights: WeightBytes, card: Card, *, block_fp8: bool = True) -> Answer:
-    """Whether the lane serves. Without a pin the pool is what vLLM's profiler would leave under the utilisation."""
-    plan = plan_blocks(plan_layers(shape, lane))
-    terms = tuple(scratch_terms(shape, lane, block_fp8=block_fp8))
+def judge(
+    shape: Shape, preset: Preset, weights: WeightBytes, card: Card, *, block_fp8: bool = True
+) -> Answer:
+    """Whether the preset serves. Without a pin the pool is what vLLM's profiler would leave under the utilisation."""
+    plan = plan_blocks(plan_layers(shape, preset))
+    terms = tuple(scratch_terms(shape, preset, block_fp8=block_fp8))
     room_low, room_high = _room(card, weights, terms)
-    pool_low, pool_high = _pool(lane, card, weights, terms)
+    pool_low, pool_high = _pool(preset, card, weights, terms)
     free_low, free_high = room_low - pool_low, room_high - pool_high
-    verdict, reasons = _verdict(lane, card, plan, (pool_low, pool_high), (free_low, free_high))
+    verdict, reasons = _verdict(preset, card, plan, (pool_low, pool_high), (free_low, free_high))
     best = next(
-        (r.rung for r in ladder(shape, lane, weights, card, block_fp8=block_fp8) if r.verdict == "fits"), None
+        (r.rung for r in ladder(shape, preset, weights, card, block_fp8=block_fp8) if r.verdict == "fits"),
+        None,
     )
     return Answer(
         verdict,
         tuple(reasons),
-        lane,
+        preset,
         card,
         plan,
         weights,
@@ -85,31 +88,31 @@ def judge(shape: Shape, lane: Lane, weights: WeightBytes, card: Card, *, block_f
         pool_high,
         free_low,
         free_high,
-        plan.pin_bytes(lane.max_model_len, 1),
+        plan.pin_bytes(preset.max_model_len, 1),
         plan.max_context(pool_low, shape.max_position),
-        plan.sequences(pool_low, lane.max_model_len),
+        plan.sequences(pool_low, preset.max_model_len),
         best if shape.sparse else None,
     )
 
 
 def ladder(
-    shape: Shape, lane: Lane, weights: WeightBytes, card: Card, *, block_fp8: bool = True
+    shape: Shape, preset: Preset, weights: WeightBytes, card: Card, *, block_fp8: bool = True
 ) -> Sequence[Rung]:
-    """Every rung from the widest row to the narrowest, each pinned at just what the lane's context needs."""
+    """Every rung from the widest row to the narrowest, each pinned at just what the preset's context needs."""
     rungs = []
     for rung in sorted(ROW_BYTES, key=lambda name: -ROW_BYTES[name]):
-        unpinned = replace(lane, rung=rung)
+        unpinned = replace(preset, rung=rung)
         plan = plan_blocks(plan_layers(shape, unpinned))
-        pin = plan.pin_bytes(lane.max_model_len)
+        pin = plan.pin_bytes(preset.max_model_len)
         terms = scratch_terms(shape, unpinned, block_fp8=block_fp8)
         low, high = _room(card, weights, terms)
-        at_lane_pin = plan.max_context(lane.pin or pin, shape.max_position)
+        at_lane_pin = plan.max_context(preset.pin or pin, shape.max_position)
         verdict, _ = _verdict(replace(unpinned, pin=pin), card, plan, (pin, pin), (low - pin, high - pin))
         rungs.append(
             Rung(
                 rung,
                 ROW_BYTES[rung],
-                plan.bytes_per_token(lane.max_model_len),
+                plan.bytes_per_token(preset.max_model_len),
                 pin,
                 at_lane_pin,
                 verdict,
@@ -125,28 +128,28 @@ def _room(card: Card, weights: WeightBytes, terms: Sequence[Term]) -> tuple[int,
     return fixed - sum(term.high for term in terms), fixed - sum(term.low for term in terms)
 
 
-def _pool(lane: Lane, card: Card, weights: WeightBytes, terms: Sequence[Term]) -> tuple[int, int]:
+def _pool(preset: Preset, card: Card, weights: WeightBytes, terms: Sequence[Term]) -> tuple[int, int]:
     """The pool: the pin, or what utilisation leaves after weights and scratch (the context is not counted)."""
-    if lane.pin is not None:
-        return lane.pin, lane.pin
-    budget = int(card.total_bytes * lane.utilization) - weights.total
+    if preset.pin is not None:
+        return preset.pin, preset.pin
+    budget = int(card.total_bytes * preset.utilization) - weights.total
     return max(budget - sum(t.high for t in terms), 0), max(budget - sum(t.low for t in terms), 0)
 
 
 def _verdict(
-    lane: Lane, card: Card, plan: KvPlan, pool: tuple[int, int], free: tuple[int, int]
+    preset: Preset, card: Card, plan: KvPlan, pool: tuple[int, int], free: tuple[int, int]
 ) -> tuple[Verdict, list[str]]:
-    blocks = plan.request_blocks(lane.max_model_len)
+    blocks = plan.request_blocks(preset.max_model_len)
     reasons = []
-    if not card.boots(lane.utilization):
+    if not card.boots(preset.utilization):
         limit = card.free_at_boot / card.total_bytes
         reasons.append(
-            f"utilisation {lane.utilization:g} never boots: a worker's own context leaves {limit:.4f} of the card free"
+            f"utilisation {preset.utilization:g} never boots: a worker's context leaves {limit:.4f} of the card free"
         )
     if plan.pool_blocks(pool[1]) <= blocks:
         reasons.append(
-            f"{lane.max_model_len:,} tokens take {blocks} blocks and the null block; "
-            f"the pool has {plan.pool_blocks(pool[1])}: {plan.pin_bytes(lane.max_model_len):,} B are needed"
+            f"{preset.max_model_len:,} tokens take {blocks} blocks and the null block; "
+            f"the pool has {plan.pool_blocks(pool[1])}: {plan.pin_bytes(preset.max_model_len):,} B are needed"
         )
     if free[1] < 0:
         reasons.append(f"the card is short by {-free[1] / MIB:,.0f} MiB even with every term at its low end")

@@ -84,11 +84,11 @@ def compare(answer: Answer, figures: Mapping[str, float]) -> list[Compared]:
 
 def _pool(answer: Answer, figures: Mapping[str, float]) -> dict[str, tuple[float, float, str]]:
     """Tokens and concurrency for the pool as logged, which is rounded to 0.01 GiB; a pin is known to the byte."""
-    plan, lane = answer.plan, answer.lane
-    length = int(figures.get("max length", lane.max_model_len))
+    plan, preset = answer.plan, answer.preset
+    length = int(figures.get("max length", preset.max_model_len))
     logged = figures.get("available", figures.get("pinned"))
-    if lane.pin is not None and "available" not in figures:
-        pools = [lane.pin, lane.pin]
+    if preset.pin is not None and "available" not in figures:
+        pools = [preset.pin, preset.pin]
     elif logged is not None:
         pools = [int((logged + half) * GIB) for half in (-0.005, 0.005)]
     else:

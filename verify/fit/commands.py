@@ -1,4 +1,4 @@
-"""`shardmill verify fit`: does a checkpoint serve under a lane on a card, and with which pin."""
+"""`shardmill verify fit`: does a checkpoint serve under a preset on a card, and with which pin."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ from shardmill.verify.fit.answer import Answer, Rung, judge, ladder
 from shardmill.verify.fit.bootlog import LogError, compare, read_log
 from shardmill.verify.fit.cards import CARDS, Card, custom_card
 from shardmill.verify.fit.headers import Facts, read_facts
-from shardmill.verify.fit.lane import KDA_BACKENDS, ROW_BYTES, Lane, LaneError, find_lane, override, read_lane
+from shardmill.verify.fit.preset import (
+    KDA_BACKENDS,
+    ROW_BYTES,
+    Preset,
+    PresetError,
+    find_preset,
+    override,
+    read_preset,
+)
 from shardmill.verify.fit.published.attempts import mlp_alone, tell
 from shardmill.verify.fit.published.boots import BOOTS, GLM_5_3_FLASH_SERVED
 from shardmill.verify.fit.published.fork import plan_fork
@@ -29,19 +37,22 @@ PICTURES = (".svg", ".png")
 @click.command("fit")
 @click.argument("place", metavar="[DIR]", required=False)
 @click.option(
-    "--lane", "lane_name", metavar="LANE", help="A lane of runtime_patch/lanes, or a lane's TOML file."
+    "--preset",
+    "preset_name",
+    metavar="PRESET",
+    help="A preset of runtime_patch/presets, or a preset's TOML file.",
 )
 @click.option(
-    "--rung", type=click.Choice(list(ROW_BYTES)), help="Row format of the KV cache instead of the lane's."
+    "--rung", type=click.Choice(list(ROW_BYTES)), help="Row format of the KV cache instead of the preset's."
 )
 @click.option(
-    "--max-model-len", type=click.IntRange(min=1), metavar="N", help="Context instead of the lane's."
+    "--max-model-len", type=click.IntRange(min=1), metavar="N", help="Context instead of the preset's."
 )
 @click.option("--no-mtp", is_flag=True, help="Without the draft layer.")
 @click.option("--no-prefix-caching", is_flag=True, help="Without prefix caching, which keeps more states.")
 @click.option("--kda-prefill-backend", type=click.Choice(KDA_BACKENDS), help="FlashKDA keeps one more state.")
 @click.option(
-    "--pin", type=click.IntRange(min=1), metavar="BYTES", help="--kv-cache-memory-bytes of the lane."
+    "--pin", type=click.IntRange(min=1), metavar="BYTES", help="--kv-cache-memory-bytes of the preset."
 )
 @click.option(
     "--card", "card_name", default="rtx-pro-6000", show_default=True, help=f"{', '.join(CARDS)}, or GiB."
@@ -55,7 +66,7 @@ PICTURES = (".svg", ".png")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def fit(
     place: str | None,
-    lane_name: str | None,
+    preset_name: str | None,
     rung: str | None,
     max_model_len: int | None,
     no_mtp: bool,
@@ -69,23 +80,23 @@ def fit(
     published: bool,
     as_json: bool,
 ) -> None:
-    """Does the checkpoint in DIR serve under LANE, and with which pin? From headers alone, before anything boots.
+    """Does the checkpoint in DIR serve under PRESETS, and with which pin? From headers alone, before anything boots.
 
     \b
-    Example: shardmill verify fit build/checkpoint --lane everything-512k --ladder
+    Example: shardmill verify fit build/checkpoint --preset everything-512k --ladder
 
     Exit code 0: fits; 1: does not fit, or too close to call; 2: the question could not be asked.
     """
     if published:
         _published()
         return
-    if place is None or lane_name is None:
-        raise click.UsageError("give a checkpoint's folder and --lane LANE (or --published alone)")
+    if place is None or preset_name is None:
+        raise click.UsageError("give a checkpoint's folder and --preset PRESETS (or --published alone)")
     if waterfall is not None and Path(waterfall).suffix not in PICTURES:
         raise click.UsageError(f"--waterfall {waterfall}: give a name that ends in .svg or .png")
     card = _card(card_name)
-    lane = override(
-        _lane(lane_name),
+    preset = override(
+        _preset(preset_name),
         rung=rung,
         max_model_len=max_model_len,
         pin=pin,
@@ -95,7 +106,7 @@ def fit(
     )
     try:
         facts = read_facts(source_at(place))
-        answer = _judge(facts, lane, card)
+        answer = _judge(facts, preset, card)
         lines = _lines(facts, answer, with_ladder, log, as_json)
         if waterfall is not None:
             _draw(answer, Path(waterfall))
@@ -105,18 +116,18 @@ def fit(
     sys.exit(0 if answer.verdict == "fits" else 1)
 
 
-def _judge(facts: Facts, lane: Lane, card: Card) -> Answer:
-    weights = facts.weights(lane.tensor_parallel, draft=lane.draft_tokens > 0, vision=lane.images > 0)
-    return judge(facts.shape, lane, weights, card, block_fp8=facts.block_fp8)
+def _judge(facts: Facts, preset: Preset, card: Card) -> Answer:
+    weights = facts.weights(preset.tensor_parallel, draft=preset.draft_tokens > 0, vision=preset.images > 0)
+    return judge(facts.shape, preset, weights, card, block_fp8=facts.block_fp8)
 
 
 def _lines(facts: Facts, answer: Answer, with_ladder: bool, log: str | None, as_json: bool) -> list[str]:
     sparse = facts.shape.sparse is not None
-    fork = plan_fork(facts.shape, answer.lane) if sparse and facts.shape.is_hybrid else None
+    fork = plan_fork(facts.shape, answer.preset) if sparse and facts.shape.is_hybrid else None
     rungs: tuple[Rung, ...] = ()
     if sparse and (with_ladder or as_json):
         rungs = tuple(
-            ladder(facts.shape, answer.lane, answer.weights, answer.card, block_fp8=facts.block_fp8)
+            ladder(facts.shape, answer.preset, answer.weights, answer.card, block_fp8=facts.block_fp8)
         )
     compared = compare(answer, read_log(Path(log))) if log else []
     if as_json:
@@ -144,10 +155,10 @@ def _published() -> None:
     click.echo("\n".join(show.boots_text(BOOTS)))
 
 
-def _lane(name: str) -> Lane:
+def _preset(name: str) -> Preset:
     try:
-        return read_lane(find_lane(name))
-    except LaneError as error:
+        return read_preset(find_preset(name))
+    except PresetError as error:
         raise click.UsageError(str(error)) from None
 
 

@@ -1,4 +1,4 @@
-"""From a model's shape and a lane to the planner's input: page bytes, tokens a block, state pages, strides.
+"""From a model's shape and a preset to the planner's input: page bytes, tokens a block, state pages, strides.
 
 Source: vLLM 0.33.0, `platforms/interface.py` (`_align_hybrid_block_size`), `layers/attention/mla_attention.py` (row
 bytes), `models/glm5next/common/attention.py` (pooled index, tail ring) and `mamba/mamba_utils.py` (state shapes).
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from math import lcm
 
-from shardmill.verify.fit.lane import ROW_BYTES, STATE_BYTES, Lane
 from shardmill.verify.fit.planner import LayerCache, ceil_div
+from shardmill.verify.fit.preset import ROW_BYTES, STATE_BYTES, Preset
 from shardmill.verify.fit.shape import ConfigError, Gqa, Layer, Linear, Mla, Shape, SparseMla
 
 MLA_BLOCK_TOKENS = 128  # FlashInfer's MLA kernels take physical blocks in multiples of 128 tokens
@@ -19,57 +19,57 @@ FLASHKDA_ALIGNMENT = 16  # FlashKDA's prefill checkpoints lie at multiples of 16
 INDEX_PAGE_STATES = {90: (32, 64), 120: (64,)}  # index entries a page of the paged logits kernel holds, by SM
 
 
-def row_bytes(layer: Mla | SparseMla, lane: Lane) -> int:
+def row_bytes(layer: Mla | SparseMla, preset: Preset) -> int:
     """Bytes of one token's latent row. Only sparse layers with an FP8 cache have the packed rows of a rung."""
-    if isinstance(layer, SparseMla) and _is_fp8(layer, lane):
-        return ROW_BYTES[lane.rung]
-    return (layer.rank + layer.rope) * (1 if _is_fp8(layer, lane) else 2)
+    if isinstance(layer, SparseMla) and _is_fp8(layer, preset):
+        return ROW_BYTES[preset.rung]
+    return (layer.rank + layer.rope) * (1 if _is_fp8(layer, preset) else 2)
 
 
-def _is_fp8(layer: Layer, lane: Lane) -> bool:
+def _is_fp8(layer: Layer, preset: Preset) -> bool:
     """Whether the cache holds FP8. The sparse kernels of SM120 read nothing else: vLLM turns `auto` into FP8 there."""
-    return lane.kv_dtype.startswith("fp8") or (isinstance(layer, SparseMla) and lane.sm == 120)
+    return preset.kv_dtype.startswith("fp8") or (isinstance(layer, SparseMla) and preset.sm == 120)
 
 
-def state_bytes(layer: Linear, lane: Lane) -> int:
+def state_bytes(layer: Linear, preset: Preset) -> int:
     """One recurrent state on a rank: the convolution's window in BF16 and the state matrix."""
-    window = layer.conv_kernel - 1 + lane.draft_tokens
-    conv = _share(layer.conv_channels, lane, "convolution channels") * window * 2
-    heads = _share(layer.value_heads, lane, "linear attention heads")
-    return conv + heads * layer.value_dim * layer.key_dim * STATE_BYTES[lane.state_dtype]
+    window = layer.conv_kernel - 1 + preset.draft_tokens
+    conv = _share(layer.conv_channels, preset, "convolution channels") * window * 2
+    heads = _share(layer.value_heads, preset, "linear attention heads")
+    return conv + heads * layer.value_dim * layer.key_dim * STATE_BYTES[preset.state_dtype]
 
 
-def _share(size: int, lane: Lane, what: str) -> int:
-    if size % lane.tensor_parallel:
-        raise ConfigError(f"{size} {what} do not divide over {lane.tensor_parallel} ranks")
-    return size // lane.tensor_parallel
+def _share(size: int, preset: Preset, what: str) -> int:
+    if size % preset.tensor_parallel:
+        raise ConfigError(f"{size} {what} do not divide over {preset.tensor_parallel} ranks")
+    return size // preset.tensor_parallel
 
 
-def state_blocks(lane: Lane) -> int:
+def state_blocks(preset: Preset) -> int:
     """State pages that a request holds. Prefix caching keeps one more, FlashKDA's prefill checkpoint another."""
-    if not lane.prefix_caching:
-        return 1 + lane.draft_tokens
-    return 2 + lane.draft_tokens + (lane.kda_backend == "flashkda")
+    if not preset.prefix_caching:
+        return 1 + preset.draft_tokens
+    return 2 + preset.draft_tokens + (preset.kda_backend == "flashkda")
 
 
-def plan_layers(shape: Shape, lane: Lane) -> list[LayerCache]:
-    """The cache of every layer that a rank holds, draft layers included where the lane drafts."""
-    layers = [*shape.layers, *(shape.draft_layers if lane.draft_tokens else ())]
-    tokens = block_tokens(shape, lane)
-    page = state_page(shape, lane, tokens)
-    return [cache for layer in layers for cache in _caches(layer, lane, tokens, page)]
+def plan_layers(shape: Shape, preset: Preset) -> list[LayerCache]:
+    """The cache of every layer that a rank holds, draft layers included where the preset drafts."""
+    layers = [*shape.layers, *(shape.draft_layers if preset.draft_tokens else ())]
+    tokens = block_tokens(shape, preset)
+    page = state_page(shape, preset, tokens)
+    return [cache for layer in layers for cache in _caches(layer, preset, tokens, page)]
 
 
-def token_bytes(layer: Layer, lane: Lane) -> int:
+def token_bytes(layer: Layer, preset: Preset) -> int:
     """Bytes a token that vLLM sizes blocks by. For latent layers it ignores the packed row: rank + rope values."""
-    size = 1 if _is_fp8(layer, lane) else 2
+    size = 1 if _is_fp8(layer, preset) else 2
     if isinstance(layer, Mla | SparseMla):
         return (layer.rank + layer.rope) * size
     assert isinstance(layer, Gqa)
-    return 2 * max(1, layer.kv_heads // lane.tensor_parallel) * layer.head_dim * size
+    return 2 * max(1, layer.kv_heads // preset.tensor_parallel) * layer.head_dim * size
 
 
-def block_tokens(shape: Shape, lane: Lane) -> int:
+def block_tokens(shape: Shape, preset: Preset) -> int:
     """Tokens a block: vLLM's 16 or 64; in a hybrid, the least that makes an attention page hold a state."""
     full = next(layer for layer in shape.layers if not isinstance(layer, Linear))
     latent = isinstance(full, Mla | SparseMla)
@@ -78,48 +78,48 @@ def block_tokens(shape: Shape, lane: Lane) -> int:
         return 64 if latent else 16
     linear = next(layer for layer in shape.layers if isinstance(layer, Linear))
     align = MLA_BLOCK_TOKENS if latent else 16
-    if lane.prefix_caching and lane.kda_backend == "flashkda" and latent:
+    if preset.prefix_caching and preset.kda_backend == "flashkda" and latent:
         align = lcm(align, FLASHKDA_ALIGNMENT)
-    tokens = align * ceil_div(state_bytes(linear, lane), align * token_bytes(full, lane))
-    kernels = [SPARSE_PAGE_ROWS, sparse.pool * min(INDEX_PAGE_STATES[lane.sm])] if sparse else [1]
+    tokens = align * ceil_div(state_bytes(linear, preset), align * token_bytes(full, preset))
+    kernels = [SPARSE_PAGE_ROWS, sparse.pool * min(INDEX_PAGE_STATES[preset.sm])] if sparse else [1]
     unit = lcm(*kernels)
     return unit * ceil_div(tokens, unit)
 
 
-def state_page(shape: Shape, lane: Lane, tokens: int) -> int:
+def state_page(shape: Shape, preset: Preset, tokens: int) -> int:
     """A state's page, padded to an attention page; 0 without linear layers."""
     if not shape.is_hybrid:
         return 0
     full = next(layer for layer in shape.layers if not isinstance(layer, Linear))
-    return tokens * token_bytes(full, lane)
+    return tokens * token_bytes(full, preset)
 
 
-def _caches(layer: Layer, lane: Lane, tokens: int, page: int) -> list[LayerCache]:
+def _caches(layer: Layer, preset: Preset, tokens: int, page: int) -> list[LayerCache]:
     if isinstance(layer, Linear):
-        return [LayerCache("state", page, tokens, fixed_blocks=state_blocks(lane))]
+        return [LayerCache("state", page, tokens, fixed_blocks=state_blocks(preset))]
     if isinstance(layer, SparseMla):
-        return _sparse_caches(layer, lane, tokens)
+        return _sparse_caches(layer, preset, tokens)
     window = layer.window if isinstance(layer, Gqa) else None
-    held = None if window is None else window - 1 + lane.batched_tokens
-    size = row_bytes(layer, lane) if isinstance(layer, Mla) else token_bytes(layer, lane)
+    held = None if window is None else window - 1 + preset.batched_tokens
+    size = row_bytes(layer, preset) if isinstance(layer, Mla) else token_bytes(layer, preset)
     return [LayerCache("paged", tokens * size, tokens, tokens_max=held)]
 
 
-def _sparse_caches(layer: SparseMla, lane: Lane, tokens: int) -> list[LayerCache]:
+def _sparse_caches(layer: SparseMla, preset: Preset, tokens: int) -> list[LayerCache]:
     """Latent rows, pooled index and, with pooling, the ring of raw keys and gates of the open pool."""
-    row = row_bytes(layer, lane)
+    row = row_bytes(layer, preset)
     entry = layer.index_dim + layer.index_dim // INDEX_SCALE_TOKENS * 4
     caches = [LayerCache("paged", tokens * row, tokens, stride_bytes=SPARSE_PAGE_ROWS * row)]
     if layer.has_index:
-        stride = max(INDEX_PAGE_STATES[lane.sm]) * entry
+        stride = max(INDEX_PAGE_STATES[preset.sm]) * entry
         caches.append(LayerCache("paged", tokens // layer.pool * entry, tokens, stride_bytes=stride))
     if layer.pool > 1:
-        caches.append(_ring(layer, lane))
+        caches.append(_ring(layer, preset))
     return caches
 
 
-def _ring(layer: SparseMla, lane: Lane) -> LayerCache:
+def _ring(layer: SparseMla, preset: Preset) -> LayerCache:
     """A ring that outlasts the drafts of one step: a power of two pools, keys and gates in BF16."""
-    pools = 1 << (ceil_div(layer.pool + lane.draft_tokens, layer.pool) - 1).bit_length()
+    pools = 1 << (ceil_div(layer.pool + preset.draft_tokens, layer.pool) - 1).bit_length()
     slots = layer.pool * pools
     return LayerCache("ring", slots * 2 * layer.index_dim * 2, slots, fixed_blocks=1)

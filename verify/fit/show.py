@@ -19,10 +19,10 @@ MIB = 1 << 20
 
 def as_json(answer: Answer, rungs: Sequence[Rung], fork: ForkPlan | None) -> dict[str, Any]:
     """One object; `kv`, `weights` and `verdict` hold the answer, the rest how it came about. Sizes in bytes."""
-    plan, length = answer.plan, answer.lane.max_model_len
+    plan, length = answer.plan, answer.preset.max_model_len
     return {
         "planner": "vllm-0.33.0",
-        "lane": asdict(answer.lane),
+        "preset": asdict(answer.preset),
         "verdict": answer.verdict,
         "reasons": list(answer.reasons),
         "kv": {
@@ -52,7 +52,7 @@ def as_json(answer: Answer, rungs: Sequence[Rung], fork: ForkPlan | None) -> dic
 
 
 def _fork_json(answer: Answer, fork: ForkPlan) -> dict[str, Any]:
-    length = answer.lane.max_model_len
+    length = answer.preset.max_model_len
     return {
         "bytes_per_token": fork.bytes_per_token(length),
         "need_bytes": fork.need_bytes(length),
@@ -62,25 +62,25 @@ def _fork_json(answer: Answer, fork: ForkPlan) -> dict[str, Any]:
 
 def as_text(answer: Answer, rungs: Sequence[Rung], fork: ForkPlan | None, faults: int) -> Iterator[str]:
     """The answer first, then memory, cache and ladder."""
-    lane, plan = answer.lane, answer.plan
-    yield f"{lane.name}: {answer.verdict}"
+    preset, plan = answer.preset, answer.plan
+    yield f"{preset.name}: {answer.verdict}"
     yield from (f"  {reason}" for reason in answer.reasons)
     if faults:
         yield f"  the checkpoint's files hold {faults:,} errors (shardmill verify integrity): sizes may be wrong"
     yield ""
-    yield f"One rank of {lane.tensor_parallel}, {answer.card.name}, GiB (low to high):"
+    yield f"One rank of {preset.tensor_parallel}, {answer.card.name}, GiB (low to high):"
     for name, low, high, standing in steps(answer):
         yield f"  {name:<30} {_gib(low, high):>14}  {standing}"
     yield f"  {'free':<30} {_gib(answer.free_low, answer.free_high):>14}"
     yield ""
-    yield f"KV cache by vLLM 0.33.0's planner, rung {lane.rung}, {lane.max_model_len:,} tokens:"
-    yield f"  {plan.bytes_per_token(lane.max_model_len):,.1f} B a token: one request is {answer.need_bytes:,} B,"
-    yield f"  {plan.request_blocks(lane.max_model_len)} blocks of {plan.block_bytes:,} B, of {_blocks(answer)}"
+    yield f"KV cache by vLLM 0.33.0's planner, rung {preset.rung}, {preset.max_model_len:,} tokens:"
+    yield f"  {plan.bytes_per_token(preset.max_model_len):,.1f} B a token: one request is {answer.need_bytes:,} B,"
+    yield f"  {plan.request_blocks(preset.max_model_len)} blocks of {plan.block_bytes:,} B, of {_blocks(answer)}"
     yield f"  pin to set: {answer.pin_needed:,} B (the null block included)"
     yield f"  longest context in this pool: {answer.max_context:,}; logged size: {answer.pool_tokens:,} tokens"
-    yield f"  requests of {lane.max_model_len:,} tokens at once: {answer.sequences}"
+    yield f"  requests of {preset.max_model_len:,} tokens at once: {answer.sequences}"
     if fork:
-        yield f"  (the published fork's arithmetic: {fork.bytes_per_token(lane.max_model_len):,.1f} B a token)"
+        yield f"  (the published fork's arithmetic: {fork.bytes_per_token(preset.max_model_len):,.1f} B a token)"
     if answer.best_rung:
         yield f"  highest rung that fits with its own pin: {answer.best_rung}"
     if rungs:
@@ -93,7 +93,7 @@ def _blocks(answer: Answer) -> str:
 
 
 def ladder_text(rungs: Sequence[Rung]) -> Iterator[str]:
-    """The ladder: each rung pinned at what the lane's context needs."""
+    """The ladder: each rung pinned at what the preset's context needs."""
     yield f"  {'rung':<6} {'B a row':>7} {'B a token':>10} {'pin needed':>15} {'context here':>12}  with that pin"
     for rung in rungs:
         yield (

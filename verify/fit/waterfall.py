@@ -34,7 +34,7 @@ def draw(answer: Answer, path: Path) -> None:
     axes.axvline(total, color="black", linewidth=1)
     axes.set_xlim(_begin(rows, total), total * 1.01)
     axes.set_xlabel(f"GiB of {total:.2f} on one rank ({answer.card.name}); pale: up to the high end")
-    axes.set_title(f"{answer.lane.name}, rung {answer.lane.rung}: {answer.verdict}")
+    axes.set_title(f"{answer.preset.name}, rung {answer.preset.rung}: {answer.verdict}")
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     pyplot.close(figure)

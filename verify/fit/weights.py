@@ -93,7 +93,7 @@ def weights_per_rank(
 ) -> WeightBytes:
     """Sum over the tensors that a rank loads. `layers` is the trunk's depth: what lies above it is the draft.
 
-    A draft or a vision tower that the lane does not serve is not loaded. Raises WeightsError for a cut that leaves a
+    A draft or a vision tower that the preset does not serve is not loaded. Raises WeightsError for a cut that leaves a
     remainder and for an unknown dtype.
     """
     kinds = Counter(_kinds(headers, layers, draft, vision))

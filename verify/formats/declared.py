@@ -68,27 +68,27 @@ class Declaration:
     kinds: tuple[str, ...]  # else, what every Linear that is not excluded must be; () = not known
     all_linears: bool  # `kinds` is claimed for every Linear, not only for modules that patterns name
     block: tuple[int, int] | None
-    static_inputs: bool  # the loader reads an input scale for every quantised module
-    weight_only: bool  # the config says that activations are not quantised
+    static_inputs: bool  # the loader reads an input scale for every quantized module
+    weight_only: bool  # the config says that activations are not quantized
     excludes: Excludes
 
 
-def declaration(quantisation: Mapping[str, Any]) -> tuple[Declaration, list[Finding]]:
+def declaration(quantization: Mapping[str, Any]) -> tuple[Declaration, list[Finding]]:
     """Reads a quantization_config; what it can't use is a finding."""
-    entries, findings = _entries(quantisation.get("quantized_layers"))
-    excludes, bad = Excludes.read(quantisation)
-    groups = _groups(quantisation)
-    method, algo = _text(quantisation.get("quant_method")), _text(quantisation.get("quant_algo")).upper()
+    entries, findings = _entries(quantization.get("quantized_layers"))
+    excludes, bad = Excludes.read(quantization)
+    groups = _groups(quantization)
+    method, algo = _text(quantization.get("quant_method")), _text(quantization.get("quant_algo")).upper()
     inputs = [group.get("input_activations") for group in groups]
     weight_only = algo == "W4A16_NVFP4" or (bool(groups) and all(item is None for item in inputs))
     declared = Declaration(
         method,
         algo,
         entries,
-        _kinds(method, algo, quantisation, groups),
+        _kinds(method, algo, quantization, groups),
         method != "compressed-tensors" or any(_targets_all(group) for group in groups),
-        _block(quantisation, groups),
-        _static(method, algo, quantisation, inputs) and not weight_only,
+        _block(quantization, groups),
+        _static(method, algo, quantization, inputs) and not weight_only,
         weight_only,
         excludes,
     )
@@ -125,8 +125,8 @@ def _entries(listed: Any) -> tuple[dict[str, Entry] | None, list[Finding]]:
     return entries, findings
 
 
-def _groups(quantisation: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    groups = quantisation.get("config_groups")
+def _groups(quantization: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    groups = quantization.get("config_groups")
     return [group for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
 
 
@@ -141,14 +141,14 @@ def _weights(group: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _kinds(
-    method: str, algo: str, quantisation: Mapping[str, Any], groups: list[Mapping[str, Any]]
+    method: str, algo: str, quantization: Mapping[str, Any], groups: list[Mapping[str, Any]]
 ) -> tuple[str, ...]:
     if method == "fp8":
-        return ("fp8-block",) if quantisation.get("weight_block_size") else ("fp8-tensor", "fp8-channel")
+        return ("fp8-block",) if quantization.get("weight_block_size") else ("fp8-tensor", "fp8-channel")
     if method == "compressed-tensors":
         kinds: list[str] = []
         for group in groups:
-            form = _text(group.get("format")) or _text(quantisation.get("format"))
+            form = _text(group.get("format")) or _text(quantization.get("format"))
             found = COMPRESSED_KINDS.get((form, _text(_weights(group).get("strategy"))))
             if found is None:
                 return ()
@@ -157,9 +157,9 @@ def _kinds(
     return ALGO_KINDS.get(algo, ())
 
 
-def _block(quantisation: Mapping[str, Any], groups: list[Mapping[str, Any]]) -> tuple[int, int] | None:
+def _block(quantization: Mapping[str, Any], groups: list[Mapping[str, Any]]) -> tuple[int, int] | None:
     structures = [_weights(group).get("block_structure") for group in groups]
-    for value in (quantisation.get("weight_block_size"), *(structures if len(structures) == 1 else ())):
+    for value in (quantization.get("weight_block_size"), *(structures if len(structures) == 1 else ())):
         if (
             isinstance(value, list)
             and len(value) == 2
@@ -169,10 +169,10 @@ def _block(quantisation: Mapping[str, Any], groups: list[Mapping[str, Any]]) -> 
     return None
 
 
-def _static(method: str, algo: str, quantisation: Mapping[str, Any], inputs: list[Any]) -> bool:
+def _static(method: str, algo: str, quantization: Mapping[str, Any], inputs: list[Any]) -> bool:
     """Whether the declared path reads a stored input scale. NVFP4 always does; compressed-tensors if not dynamic."""
     if method == "fp8":
-        return quantisation.get("activation_scheme") == "static"
+        return quantization.get("activation_scheme") == "static"
     if method == "compressed-tensors":
         return any(isinstance(item, dict) and item.get("dynamic") in (False, "local") for item in inputs)
     return algo in ("NVFP4", "FP8", "MIXED_PRECISION")

@@ -1,4 +1,4 @@
-"""A config's exclusion list: which modules it says are left unquantised.
+"""A config's exclusion list: which modules it says are left unquantized.
 
 Three dialects: ModelOpt (`ignore` or `exclude_modules`: names, substrings, globs), DeepSeek-style fp8
 (`modules_to_not_convert`, `ignored_layers`: names or substrings), compressed-tensors (`ignore`: names, `re:` patterns).
@@ -48,11 +48,11 @@ class Excludes:
     _hit: Callable[[str], bool]
 
     @classmethod
-    def read(cls, quantisation: Mapping[str, Any]) -> tuple[Self, list[Finding]]:
+    def read(cls, quantization: Mapping[str, Any]) -> tuple[Self, list[Finding]]:
         findings: list[Finding] = []
         patterns: list[Pattern] = []
         for key in KEYS:
-            value = quantisation.get(key)
+            value = quantization.get(key)
             if value is None:
                 continue
             if not isinstance(value, list) or not all(isinstance(item, str) for item in value):

@@ -66,13 +66,13 @@ def can_decode(linear: Linear) -> bool:
     return len(linear.shape) >= 2 and 0 < linear.shape[-1] <= COLUMNS_MAX
 
 
-class Open:
+class OpenFiles:
     """A source with its files held open, so that many small reads are cheap. For one thread."""
 
     def __init__(self, source: Source) -> None:
         self._source, self._readers, self._stack = source, dict[str, Reader](), ExitStack()
 
-    def __enter__(self) -> Open:
+    def __enter__(self) -> OpenFiles:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -100,7 +100,7 @@ def strips(matrix: Matrix, row_multiple: int = 1) -> Iterator[tuple[int, int]]:
         yield first, min(first + step, rows)
 
 
-def values(matrix: Matrix, opened: Open, first: int, last: int) -> F32:
+def values(matrix: Matrix, opened: OpenFiles, first: int, last: int) -> F32:
     """f32 [last - first, columns]"""
     if matrix.linear is None:
         return floats(matrix.tensor, opened.rows(matrix.tensor, first, last))
@@ -128,7 +128,7 @@ def rounded_as(tensor: Tensor, values: F32) -> F32:
     return (rounded.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
-def decoded(matrix: Matrix, opened: Open, first: int, last: int) -> tuple[F32, NDArray[np.uint8]]:
+def decoded(matrix: Matrix, opened: OpenFiles, first: int, last: int) -> tuple[F32, NDArray[np.uint8]]:
     """(values, codes) of rows [first, last); codes one a byte."""
     assert matrix.linear is not None
     raw = opened.rows(matrix.tensor, first, last)
@@ -140,7 +140,7 @@ def decoded(matrix: Matrix, opened: Open, first: int, last: int) -> tuple[F32, N
         return E4M3_VALUES[raw] * _expanded(matrix, opened, first, last), raw
 
 
-def _expanded(matrix: Matrix, opened: Open, first: int, last: int) -> F32:
+def _expanded(matrix: Matrix, opened: OpenFiles, first: int, last: int) -> F32:
     """The scale of each element: f32 that broadcasts to [last - first, columns]."""
     linear = matrix.linear
     assert linear is not None
@@ -170,6 +170,6 @@ def _float_scales(tensor: Tensor, raw: NDArray[np.uint8]) -> F32:
     return floats(tensor, raw)
 
 
-def _scalar(tensor: Tensor, opened: Open) -> F32:
+def _scalar(tensor: Tensor, opened: OpenFiles) -> F32:
     raw = opened.bytes(tensor, 0, tensor.bytes)
     return _float_scales(tensor, raw)[:1]

@@ -1,4 +1,4 @@
-"""How weights are quantised in the field: which tensors belong together, by name, dtype and shape alone.
+"""How weights are quantized in the field: which tensors belong together, by name, dtype and shape alone.
 
 | kind | weight | scales | value of a code |
 |---|---|---|---|
@@ -43,7 +43,7 @@ GROUP = {"nvfp4": 16, "ct-nvfp4": 16, "mxfp4": 32, "mxfp8": 32}
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A quantised module: its weight (None if it is lost) and its scales by the leaf of their names."""
+    """A quantized module: its weight (None if it is lost) and its scales by the leaf of their names."""
 
     module: str
     kind: str  # see the table above; "bare" = codes without a scale, "orphan" = scales without codes, "other"
@@ -79,7 +79,7 @@ def is_scale(name: str) -> bool:
     return split_name(name)[1] in SCALE_DTYPES
 
 
-def quantised(tensors: Mapping[str, Tensor]) -> dict[str, Linear]:
+def quantized(tensors: Mapping[str, Tensor]) -> dict[str, Linear]:
     """Module -> Linear, of every module that has codes or a scale, in the order of names."""
     scales: dict[str, dict[str, Tensor]] = {}
     modules: dict[str, None] = {}

@@ -25,7 +25,7 @@ Test = tuple[
 
 
 @dataclass(frozen=True, slots=True)
-class Law:
+class ValueRule:
     """What the elements of a tensor must be."""
 
     dtype: np.dtype[Any]
@@ -33,11 +33,11 @@ class Law:
     tests: tuple[Test, ...]
 
 
-def _float_scales(dtype: str, infinity: int, magnitude: int) -> Law:
+def _float_scales(dtype: str, infinity: int, magnitude: int) -> ValueRule:
     def finite(bits: Elements) -> NDArray[np.bool_]:
         return (bits & magnitude) < infinity
 
-    return Law(
+    return ValueRule(
         np.dtype(dtype),
         lambda bits: bool(bits.min() <= 0 or bits.max() >= infinity),
         (
@@ -51,28 +51,28 @@ def _nan_e4m3(codes: Elements) -> NDArray[np.bool_]:
     return np.asarray((codes & 0x7F) == 0x7F)
 
 
-CODE_LAWS: Mapping[str, Law] = {
-    "F8_E4M3": Law(
+CODE_LAWS: Mapping[str, ValueRule] = {
+    "F8_E4M3": ValueRule(
         np.dtype(np.uint8),
         lambda codes: bool(codes.max() == 0xFF or codes.view(np.int8).max() == 0x7F),
         (("nan-code", "finite codes", _nan_e4m3),),
     ),
-    "F8_E5M2": Law(
+    "F8_E5M2": ValueRule(
         np.dtype(np.uint8),
         lambda codes: bool(codes.max() >= 0xFC or codes.view(np.int8).max() >= 0x7C),
         (("nan-code", "finite codes", lambda codes: (codes & 0x7F) >= 0x7C),),
     ),
 }
-_E8M0 = Law(
+_E8M0 = ValueRule(
     np.dtype(np.uint8),
     lambda scales: bool(scales.max() == 0xFF),
     (("scale-not-finite", "a finite scale", lambda scales: scales == 0xFF),),
 )
-SCALE_LAWS: Mapping[str, Law] = {
+SCALE_LAWS: Mapping[str, ValueRule] = {
     "F32": _float_scales("<i4", 0x7F800000, 0x7FFFFFFF),
     "BF16": _float_scales("<i2", 0x7F80, 0x7FFF),
     "F16": _float_scales("<i2", 0x7C00, 0x7FFF),
-    "F8_E4M3": Law(
+    "F8_E4M3": ValueRule(
         np.dtype(np.uint8),
         lambda scales: bool(scales.max() >= 0x7F),
         (
@@ -85,9 +85,9 @@ SCALE_LAWS: Mapping[str, Law] = {
 }
 
 
-def laws_of(linears: Mapping[str, Linear]) -> dict[str, Law]:
+def value_rules(linears: Mapping[str, Linear]) -> dict[str, ValueRule]:
     """Tensor name -> the law of its elements, for the codes and scales of these modules."""
-    laws: dict[str, Law] = {}
+    laws: dict[str, ValueRule] = {}
     for linear in linears.values():
         if (
             linear.weight is not None
@@ -102,11 +102,11 @@ def laws_of(linears: Mapping[str, Linear]) -> dict[str, Law]:
 
 
 @dataclass(slots=True)
-class Look:
+class ElementCheck:
     """One tensor's elements against their law, fed in the order of its bytes."""
 
     tensor: Tensor
-    law: Law
+    law: ValueRule
     _rest: bytes = b""
     _seen: int = 0
     _first: dict[str, int] = field(default_factory=dict)

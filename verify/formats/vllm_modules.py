@@ -4,7 +4,7 @@ Read from vllm/models/glm5next and vllm/model_executor/models/deepseek_v2.py at 
 tests that need it installed. A row: the checkpoint's name inside a layer, the module that takes it, its place there,
 and what that module can hold as it ships (`stock`) and under our runtime patch (`patched`).
 
-  float     built without a quantisation config: floats alone
+  float     built without a quantization config: floats alone
   dequant   built without one, but its loader turns block FP8 with a 2-D weight_scale_inv back into BF16
   config    whatever the checkpoint's config says of it
   vocab     as config, but the loader refuses scales (rows must be the vocabulary's)

@@ -27,7 +27,7 @@ CONFIGS = ("config.json", "generation_config.json", "hf_quant_config.json", "tok
 
 
 @dataclass(slots=True)
-class Sorted:
+class DiffResult:
     """Names of B's tensors (of A's for the missing) by what became of them."""
 
     carried: list[str] = field(default_factory=list)
@@ -58,8 +58,10 @@ def diff(
     return report
 
 
-def _sort(old: Checkpoint, new: Checkpoint, by_bytes: bool, progress: Callable[[int, int], None]) -> Sorted:
-    what = Sorted()
+def _sort(
+    old: Checkpoint, new: Checkpoint, by_bytes: bool, progress: Callable[[int, int], None]
+) -> DiffResult:
+    what = DiffResult()
     same_form: list[tuple[Tensor, Tensor]] = []
     other_form: set[str] = set()
     for name, theirs in old.tensors.items():
@@ -86,7 +88,7 @@ def _compare(
     old: Checkpoint,
     new: Checkpoint,
     pairs: list[tuple[Tensor, Tensor]],
-    what: Sorted,
+    what: DiffResult,
     by_bytes: bool,
     progress: Callable[[int, int], None],
 ) -> None:
@@ -122,7 +124,7 @@ def _digest(checkpoint: Checkpoint, tensor: Tensor) -> str | None:
     return shard.tensors.get(tensor.name) if shard is not None else None
 
 
-def _findings(old: Checkpoint, new: Checkpoint, what: Sorted) -> Iterator[Finding]:
+def _findings(old: Checkpoint, new: Checkpoint, what: DiffResult) -> Iterator[Finding]:
     for name in what.missing:
         yield Finding("diff-missing", old.tensors[name].file, name, str(old.tensors[name]), "none")
     for name in what.added:
@@ -147,7 +149,7 @@ def _first(tensor: Tensor, byte: int) -> str:
     return f"the first difference at byte {byte:,} of the tensor, {place_of(element, tensor.shape)}"
 
 
-def _families(what: Sorted) -> dict[str, str]:
+def _families(what: DiffResult) -> dict[str, str]:
     counts: dict[str, dict[str, int]] = {}
     groups = {
         "carried": what.carried,

@@ -19,26 +19,26 @@ from shardmill.verify.rules.findings import Finding
 
 
 def entry_faults(checkpoint: Checkpoint, linears: Mapping[str, Linear]) -> Iterator[Finding]:
-    """Faults of the quantization_config against the quantised modules found by name and dtype."""
+    """Faults of the quantization_config against the quantized modules found by name and dtype."""
     whole = {module: linear for module, linear in linears.items() if linear.weight is not None}
     codes = {module: linear for module, linear in whole.items() if linear.kind not in ("bare", "comfy-fp8")}
-    if not checkpoint.quantisation:
+    if not checkpoint.quantization:
         if codes and checkpoint.config:
             yield Finding(
                 "config-silent",
                 CONFIG,
                 "",
                 "a quantization_config",
-                f"none, {len(codes):,} quantised modules",
+                f"none, {len(codes):,} quantized modules",
             )
         elif codes and checkpoint.index is not None and CONFIG not in checkpoint.files:
-            yield Finding("no-config", CONFIG, "", "config.json", f"none, {len(codes):,} quantised modules")
+            yield Finding("no-config", CONFIG, "", "config.json", f"none, {len(codes):,} quantized modules")
         return
-    declared, findings = declaration(checkpoint.quantisation)
+    declared, findings = declaration(checkpoint.quantization)
     yield from findings
     if not whole and not _packed_otherwise(checkpoint):
         yield Finding(
-            "nothing-quantised", CONFIG, "", declared.algo or declared.method, "no quantised tensor"
+            "nothing-quantized", CONFIG, "", declared.algo or declared.method, "no quantized tensor"
         )
         return
     if declared.entries is not None:
@@ -48,7 +48,7 @@ def entry_faults(checkpoint: Checkpoint, linears: Mapping[str, Linear]) -> Itera
         if declared.block is not None:
             yield from _blocks(declared.block, whole)
     for module in declared.excludes.matched(codes):
-        yield Finding("entry-excluded", CONFIG, module, "quantised or excluded", "both")
+        yield Finding("entry-excluded", CONFIG, module, "quantized or excluded", "both")
 
 
 def _packed_otherwise(checkpoint: Checkpoint) -> bool:
@@ -92,7 +92,7 @@ def _what_is_there(checkpoint: Checkpoint, module: str) -> str:
     for known in names_of(module):
         weight = checkpoint.tensors.get(f"{known}.weight")
         if weight is not None:
-            return f"an unquantised {weight}"
+            return f"an unquantized {weight}"
     return "none of that name"
 
 

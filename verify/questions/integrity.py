@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from shardmill.verify.formats.encode import RECIPES
-from shardmill.verify.formats.schemes import Linear, grid_of, pair_faults, quantised
-from shardmill.verify.formats.values import Law, Look, laws_of
+from shardmill.verify.formats.schemes import Linear, grid_of, pair_faults, quantized
+from shardmill.verify.formats.values import ElementCheck, ValueRule, value_rules
 from shardmill.verify.questions.entries import entry_faults
 from shardmill.verify.questions.parentage import Parentage, parentage
 from shardmill.verify.questions.structure import structure_faults
@@ -34,7 +34,7 @@ class Opened:
 
     checkpoint: Checkpoint
     linears: dict[str, Linear]
-    laws: dict[str, Law]
+    laws: dict[str, ValueRule]
 
 
 def integrity(
@@ -64,7 +64,7 @@ def integrity(
 
 def _open(source: Source, report: Report) -> Opened:
     checkpoint = open_checkpoint(source, report)
-    linears = quantised(checkpoint.tensors)
+    linears = quantized(checkpoint.tensors)
     report.add(*structure_faults(checkpoint), *pair_faults(linears.values()))
     report.add(*entry_faults(checkpoint, linears))
     if checkpoint.config:
@@ -78,7 +78,7 @@ def _open(source: Source, report: Report) -> Opened:
         report.leaves_out("digests", f"{MANIFEST} cannot be used")
     else:
         report.leaves_out("digests", f"there is no {MANIFEST}")
-    return Opened(checkpoint, linears, laws_of(linears))
+    return Opened(checkpoint, linears, value_rules(linears))
 
 
 def _manifest_faults(checkpoint: Checkpoint, manifest: Manifest) -> Iterator[Finding]:
@@ -105,7 +105,7 @@ def _manifest_faults(checkpoint: Checkpoint, manifest: Manifest) -> Iterator[Fin
     yield from _conversion_faults(checkpoint, manifest)
 
 
-_DEQUANTISED = "dequantise/1"  # the record of codes that became BF16
+_DEQUANTIZED = "dequantize/1"  # the record of codes that became BF16
 
 
 def _conversion_faults(checkpoint: Checkpoint, manifest: Manifest) -> Iterator[Finding]:
@@ -204,9 +204,9 @@ def _jobs(opened: Opened, origin: Parentage | None) -> Iterator[FileJob]:
             yield FileJob(file, size, sha256, tuple(tasks))
 
 
-def _task(tensor: Tensor, digest: bool, laws: dict[str, Law], twins: dict[str, Tensor]) -> Task | None:
+def _task(tensor: Tensor, digest: bool, laws: dict[str, ValueRule], twins: dict[str, Tensor]) -> Task | None:
     law, twin = laws.get(tensor.name), twins.get(tensor.name)
-    watch = partial(Look, tensor, law) if law is not None else None
+    watch = partial(ElementCheck, tensor, law) if law is not None else None
     return Task(tensor, digest, watch, twin) if digest or watch or twin is not None else None
 
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from shardmill.verify.formats.declared import declaration
-from shardmill.verify.formats.schemes import pair_faults, quantised
+from shardmill.verify.formats.schemes import pair_faults, quantized
 from shardmill.verify.questions.entries import entry_faults
 from shardmill.verify.questions.lint_names import name_faults, names_of
-from shardmill.verify.questions.lint_scales import Scene, scale_faults
+from shardmill.verify.questions.lint_scales import ScaleContext, scale_faults
 from shardmill.verify.questions.scale_values import SAMPLE_BYTES, read_scales
 from shardmill.verify.questions.structure import structure_faults
 from shardmill.verify.questions.tensor_parallel import demanded, sentence, tensor_parallel
@@ -36,7 +36,7 @@ class Ignore:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class LintOptions:
     """What the user asked for beside the checkpoint."""
 
     read_data: bool = True
@@ -48,54 +48,54 @@ class Wishes:
 
 def lint(
     source: Source,
-    wishes: Wishes = Wishes(),
+    options: LintOptions = LintOptions(),
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Report:
     report = Report("lint")
     checkpoint = open_checkpoint(source, report)
-    linears = quantised(checkpoint.tensors)
+    linears = quantized(checkpoint.tensors)
     report.add(*structure_faults(checkpoint), *pair_faults(linears.values()))
     report.add(*entry_faults(checkpoint, linears))
-    declared = declaration(checkpoint.quantisation)[0] if checkpoint.quantisation else None
+    declared = declaration(checkpoint.quantization)[0] if checkpoint.quantization else None
     report.add(*name_faults(names_of(checkpoint, linears, declared)))
     report.checks("names")
-    if wishes.read_data:
+    if options.read_data:
         budget = (
-            wishes.sample_bytes
-            if wishes.sample_bytes is not None
+            options.sample_bytes
+            if options.sample_bytes is not None
             else SAMPLE_BYTES
             if source.remote
             else None
         )
         scales = read_scales(checkpoint, linears, report, budget, progress)
-        report.add(*scale_faults(Scene(linears, scales, declared, checkpoint.quantisation)))
+        report.add(*scale_faults(ScaleContext(linears, scales, declared, checkpoint.quantization)))
     else:
         report.leaves_out("scales", "headers only")
-        scene = Scene(linears, {}, declared, checkpoint.quantisation)
-        report.add(*scale_faults(scene))
+        context = ScaleContext(linears, {}, declared, checkpoint.quantization)
+        report.add(*scale_faults(context))
     if linears:
         verdict = tensor_parallel(linears, declared)
         report.facts["tensor parallel"] = sentence(verdict)
-        report.add(*demanded(verdict, wishes.tp))
-    return finish(report, checkpoint, wishes)
+        report.add(*demanded(verdict, options.tp))
+    return finish(report, checkpoint, options)
 
 
-def finish(report: Report, checkpoint: Checkpoint, wishes: Wishes) -> Report:
+def finish(report: Report, checkpoint: Checkpoint, options: LintOptions) -> Report:
     """The report with only the selected rules, without what is ignored, and with a line for each fine file."""
     kept = Report(report.question, report.checked, report.not_checked, facts=report.facts)
     ignored: dict[str, int] = {}
     for finding in report.findings:
-        if wishes.select is not None and finding.slug not in wishes.select:
+        if options.select is not None and finding.slug not in options.select:
             continue
-        line = next((line for line in wishes.ignore if line.covers(finding)), None)
+        line = next((line for line in options.ignore if line.covers(finding)), None)
         if line is None:
             kept.add(finding)
         else:
             said = f"{RULES[line.slug].id} {line.slug}: {line.reason}"
             ignored[said] = ignored.get(said, 0) + 1
-    ignored_rules = {line.slug for line in wishes.ignore}
+    ignored_rules = {line.slug for line in options.ignore}
     for slug, count in report.more.items():
-        if slug not in ignored_rules and (wishes.select is None or slug in wishes.select):
+        if slug not in ignored_rules and (options.select is None or slug in options.select):
             kept.more[slug] = count
     if ignored:
         kept.facts["ignored"] = {said: ignored[said] for said in sorted(ignored)}

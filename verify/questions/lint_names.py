@@ -22,9 +22,9 @@ LITERAL_NAMES_MAX = 100_000  # modules up to which every known name of each is l
 WORK_MAX = 20_000_000  # names against patterns, about ten seconds
 MISSING_MAX = 100  # layers, or experts of a bank, that are named one by one
 
-# Two-dimensional weights that are no Linear, or that no engine quantises whatever the config says.
+# Two-dimensional weights that are no Linear, or that no engine quantizes whatever the config says.
 NOT_LINEAR = re.compile(r"embed|norm|\bwte\b|\bwpe\b|relative_attention_bias|position|conv")
-# Left unquantised by the engines' model code for DeepSeek-style fp8 and compressed-tensors, listed or not.
+# Left unquantized by the engines' model code for DeepSeek-style fp8 and compressed-tensors, listed or not.
 LEFT_BY_ENGINES = re.compile(r"(^|\.)(lm_head|head|gate|eh_proj|weights_proj|router|classifier|score)$")
 
 
@@ -136,8 +136,8 @@ def _hits(pattern: Pattern, known: set[str], literal: set[str]) -> bool:
     return any(pattern.matches(name) for name in pool if len(name) < NAME_CHARS_MAX)
 
 
-def claimed_not_quantised(names: Names) -> Iterator[Finding]:
-    """One kind is declared for all Linears, and one of them is neither quantised nor excluded."""
+def claimed_not_quantized(names: Names) -> Iterator[Finding]:
+    """One kind is declared for all Linears, and one of them is neither quantized nor excluded."""
     declared = names.declared
     if declared is None or declared.entries is not None or not declared.kinds or not declared.all_linears:
         return
@@ -159,7 +159,7 @@ def claimed_not_quantised(names: Names) -> Iterator[Finding]:
         if not _excluded(declared.excludes, module, verdicts):
             kinds = " or ".join(declared.kinds)
             expected = f"{kinds}, or an exclusion that matches it"
-            yield Finding("claimed-not-quantised", weight.file, module, expected, f"{weight}, not excluded")
+            yield Finding("claimed-not-quantized", weight.file, module, expected, f"{weight}, not excluded")
 
 
 def _excluded(excludes: Excludes, module: str, verdicts: dict[str, bool]) -> bool:
@@ -196,7 +196,7 @@ def _wanted_leaf(declared: Declaration | None, module: str) -> str:
 
 
 def fused_alike(names: Names) -> Iterator[Finding]:
-    """Members of a fused module are all quantised alike, and all there."""
+    """Members of a fused module are all quantized alike, and all there."""
     usual: dict[tuple[str, str], set[str]] = {}
     groups = list(fused_groups(names.modules))
     for parent, group, members in groups:
@@ -219,7 +219,7 @@ def fused_alike(names: Names) -> Iterator[Finding]:
 def _treatment(names: Names, module: str) -> str:
     linear = names.linears.get(module)
     if linear is None or linear.weight is None:
-        return "unquantised"
+        return "unquantized"
     entry = (names.declared.entries or {}).get(module) if names.declared is not None else None
     return f"{linear.kind} [{entry.group}]" if entry is not None and entry.group else linear.kind
 
@@ -276,7 +276,7 @@ def experts_whole(names: Names) -> Iterator[Finding]:
 
 RULES: tuple[Callable[[Names], Iterator[Finding]], ...] = (
     excludes_match,
-    claimed_not_quantised,
+    claimed_not_quantized,
     scale_names,
     fused_alike,
     layers_whole,

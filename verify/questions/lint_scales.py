@@ -31,44 +31,44 @@ _NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class ScaleContext:
     """What the rules look at."""
 
     linears: Mapping[str, Linear]
     scales: Mapping[str, Scale]  # by tensor name
     declared: Declaration | None
-    quantisation: Mapping[str, Any]
+    quantization: Mapping[str, Any]
 
     def of(self, linear: Linear, leaf: str) -> Scale | None:
         tensor = linear.scales.get(leaf)
         return self.scales.get(tensor.name) if tensor is not None else None
 
 
-def scale_faults(scene: Scene) -> Iterator[Finding]:
+def scale_faults(context: ScaleContext) -> Iterator[Finding]:
     for rule in RULES:
-        yield from rule(scene)
+        yield from rule(context)
 
 
-def _by_kind(scene: Scene, leaves: Iterable[str]) -> Iterator[tuple[str, list[Scale]]]:
+def _by_kind(context: ScaleContext, leaves: Iterable[str]) -> Iterator[tuple[str, list[Scale]]]:
     """Scalars with these leaves, grouped with the others of their kind, in the order of names."""
     wanted = frozenset(leaves)
     groups: dict[str, list[Scale]] = {}
-    for name in sorted(scene.scales):
-        scale = scene.scales[name]
+    for name in sorted(context.scales):
+        scale = context.scales[name]
         if split_name(name)[1] in wanted and scale.count == 1 and not scale.faulty:
             groups.setdefault(kind_of(name), []).append(scale)
     yield from groups.items()
 
 
-def placeholders(scene: Scene) -> Iterator[Finding]:
+def placeholders(context: ScaleContext) -> Iterator[Finding]:
     """One value for every expert of several layers, or 1.0 for all: nobody measured it."""
     for leaf in INPUT_SCALES:
-        everywhere = [scale for _, members in _by_kind(scene, [leaf]) for scale in members]
+        everywhere = [scale for _, members in _by_kind(context, [leaf]) for scale in members]
         if len(everywhere) >= PLACEHOLDER_MEMBERS_MIN and {scale.value for scale in everywhere} == {1.0}:
             got = f"1.0 in all {len(everywhere):,} of {leaf}"
             yield _at("placeholder-input-scale", everywhere[0].tensor, "measured values, which differ", got)
             return
-    for kind, members in _by_kind(scene, INPUT_SCALES):
+    for kind, members in _by_kind(context, INPUT_SCALES):
         values = {scale.value for scale in members}
         layers = {number[0] if (number := _NUMBER.search(s.tensor.name)) else "" for s in members}
         if len(members) < PLACEHOLDER_MEMBERS_MIN or len(values) > 1:
@@ -81,17 +81,19 @@ def placeholders(scene: Scene) -> Iterator[Finding]:
             )
 
 
-def unit_global_scales(scene: Scene) -> Iterator[Finding]:
+def unit_global_scales(context: ScaleContext) -> Iterator[Finding]:
     for leaf in ("weight_scale_2", "weight_global_scale"):
-        for _, members in _by_kind(scene, [leaf]):
+        for _, members in _by_kind(context, [leaf]):
             for scale in members:
                 if scale.value == 1.0:
                     yield _at("global-scale-one", scale.tensor, "amax / (6 * 448) or its inverse", "1.0")
 
 
-def unit_weight_scales(scene: Scene) -> Iterator[Finding]:
+def unit_weight_scales(context: ScaleContext) -> Iterator[Finding]:
     """Every scale of every weight is 1.0: they were initialised and never computed."""
-    grids = [(linear, scene.scales.get(linear.grid.name)) for linear in scene.linears.values() if linear.grid]
+    grids = [
+        (linear, context.scales.get(linear.grid.name)) for linear in context.linears.values() if linear.grid
+    ]
     known = [
         scale for linear, scale in grids if scale is not None and linear.kind.startswith(("fp8", "comfy"))
     ]
@@ -100,11 +102,11 @@ def unit_weight_scales(scene: Scene) -> Iterator[Finding]:
         yield _at("placeholder-weight-scale", known[0].tensor, "scales computed from the weights", got)
 
 
-def missing_input_scales(scene: Scene) -> Iterator[Finding]:
+def missing_input_scales(context: ScaleContext) -> Iterator[Finding]:
     """Most of a kind have an input scale and one has none; or the declared path reads one and there is none."""
     with_scale: dict[str, int] = {}
     without: dict[str, list[Linear]] = {}
-    for module, linear in scene.linears.items():
+    for module, linear in context.linears.items():
         if linear.weight is None:
             continue
         if any(leaf in linear.scales for leaf in INPUT_SCALES):
@@ -117,8 +119,8 @@ def missing_input_scales(scene: Scene) -> Iterator[Finding]:
             if with_scale.get(kind, 0) > len(lacking):
                 expected = f"an input scale, as {with_scale[kind]:,} of its kind have"
                 yield Finding("missing-input-scale", linear.weight.file, linear.module, expected, "none")
-            elif _reads_input_scale(scene.declared, linear):
-                expected = f"an input scale, which {_path(scene)} reads"
+            elif _reads_input_scale(context.declared, linear):
+                expected = f"an input scale, which {_path(context)} reads"
                 yield Finding("input-scale-needed", linear.weight.file, linear.module, expected, "none")
 
 
@@ -131,24 +133,24 @@ def _reads_input_scale(declared: Declaration | None, linear: Linear) -> bool:
     return linear.kind in ("nvfp4", "ct-nvfp4", "fp8-tensor", "fp8-block", "fp8-grid")
 
 
-def _path(scene: Scene) -> str:
-    assert scene.declared is not None
-    return scene.declared.algo or scene.declared.method
+def _path(context: ScaleContext) -> str:
+    assert context.declared is not None
+    return context.declared.algo or context.declared.method
 
 
-def weight_only(scene: Scene) -> Iterator[Finding]:
+def weight_only(context: ScaleContext) -> Iterator[Finding]:
     """NVFP4 with `input_activations: null` selects the weight-only path; the stored input scales lie idle."""
-    declared = scene.declared
+    declared = context.declared
     if declared is not None and declared.weight_only and declared.algo == "NVFP4":
         got = "quant_algo NVFP4 with input_activations null in every group"
         expected = "W4A16_NVFP4 for weight-only, or NVFP4 with input_activations for W4A4"
         yield Finding("weight-only-path", CONFIG, "", expected, got)
 
 
-def outliers(scene: Scene) -> Iterator[Finding]:
+def outliers(context: ScaleContext) -> Iterator[Finding]:
     """Robust z of the logarithm over layers and experts."""
     leaves = (*INPUT_SCALES, "weight_scale_2", "weight_global_scale")
-    for kind, members in _by_kind(scene, leaves):
+    for kind, members in _by_kind(context, leaves):
         positive = [scale for scale in members if scale.value > 0]
         if len(positive) < OUTLIER_MEMBERS_MIN:
             continue
@@ -163,11 +165,13 @@ def outliers(scene: Scene) -> Iterator[Finding]:
             yield _at("scale-outlier", scale.tensor, expected, f"{scale.value:.3g} (robust z {z:+.0f})")
 
 
-def fused_global_scales(scene: Scene) -> Iterator[Finding]:
+def fused_global_scales(context: ScaleContext) -> Iterator[Finding]:
     """One fused kernel takes one global scale: the other half decodes wrong by the ratio."""
-    for parent, group, members in fused_groups(scene.linears):
+    for parent, group, members in fused_groups(context.linears):
         for leaf in ("weight_scale_2", "weight_global_scale"):
-            found = [(member, scene.of(scene.linears[module], leaf)) for member, module in members.items()]
+            found = [
+                (member, context.of(context.linears[module], leaf)) for member, module in members.items()
+            ]
             known = [(member, scale) for member, scale in found if scale is not None and scale.value > 0]
             values = [scale.value for _, scale in known]
             if len(known) < 2 or min(values) == max(values):
@@ -179,9 +183,9 @@ def fused_global_scales(scene: Scene) -> Iterator[Finding]:
             yield Finding("fused-global-scale", first.file, f"{parent}.{group.fused}", f"one {leaf}", got)
 
 
-def zero_block_scales(scene: Scene) -> Iterator[Finding]:
-    for linear in scene.linears.values():
-        scale = scene.of(linear, "weight_scale")
+def zero_block_scales(context: ScaleContext) -> Iterator[Finding]:
+    for linear in context.linears.values():
+        scale = context.of(linear, "weight_scale")
         if linear.kind in ("nvfp4", "ct-nvfp4") and scale is not None and scale.zeros:
             share = scale.zeros / scale.count
             if share > ZERO_SHARE_MAX:
@@ -189,12 +193,12 @@ def zero_block_scales(scene: Scene) -> Iterator[Finding]:
                 yield _at("zero-block-scales", scale.tensor, f"at most {ZERO_SHARE_MAX:.0%} of zeros", got)
 
 
-def conventions(scene: Scene) -> Iterator[Finding]:
+def conventions(context: ScaleContext) -> Iterator[Finding]:
     """A scale that multiplies lies far below 1 for any sane weight (amax / 448); a divisor far above."""
     multipliers = {"weight_scale_inv": 1.0, "scale_weight": 1.0, "weight_scale_2": 1.0}
-    for linear in scene.linears.values():
+    for linear in context.linears.values():
         for leaf in linear.scales:
-            scale = scene.of(linear, leaf)
+            scale = context.of(linear, leaf)
             if scale is None or scale.faulty:
                 continue
             multiplies = leaf in multipliers or (leaf == "weight_scale" and linear.kind.startswith("fp8"))
@@ -205,12 +209,12 @@ def conventions(scene: Scene) -> Iterator[Finding]:
                 yield _at("scale-convention", scale.tensor, "a divisor: 448 * 6 / amax", f"{scale.high:.4g}")
 
 
-def powers_of_two(scene: Scene) -> Iterator[Finding]:
+def powers_of_two(context: ScaleContext) -> Iterator[Finding]:
     """`scale_fmt: ue8m0` promises powers of two; others are rounded again at load, up to 2x."""
-    if str(scene.quantisation.get("scale_fmt", "")).lower() != "ue8m0":
+    if str(context.quantization.get("scale_fmt", "")).lower() != "ue8m0":
         return
-    for linear in scene.linears.values():
-        scale = scene.of(linear, "weight_scale_inv") or scene.of(linear, "weight_scale")
+    for linear in context.linears.values():
+        scale = context.of(linear, "weight_scale_inv") or context.of(linear, "weight_scale")
         if scale is not None and linear.kind.startswith("fp8") and not scale.powers_of_two:
             yield _at(
                 "scale-not-ue8m0", scale.tensor, "powers of two, as scale_fmt ue8m0 says", "other numbers"
@@ -221,7 +225,7 @@ def _at(slug: str, tensor: Tensor, expected: str, got: str) -> Finding:
     return Finding(slug, tensor.file, tensor.name, expected, got)
 
 
-RULES: tuple[Callable[[Scene], Iterator[Finding]], ...] = (
+RULES: tuple[Callable[[ScaleContext], Iterator[Finding]], ...] = (
     placeholders,
     unit_global_scales,
     unit_weight_scales,

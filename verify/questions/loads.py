@@ -44,7 +44,7 @@ _EXPERT = re.compile(r"(?<=\bexperts\.)\d+(?=\.)")
 
 
 @dataclass(slots=True)
-class Taker:
+class ModuleInput:
     """One module of vLLM and the tensors that it would be given."""
 
     module: str  # its name in vLLM
@@ -69,7 +69,7 @@ def loads(source: Source, runtime: str | None = None) -> Report:
     report = Report("loads")
     checkpoint = open_checkpoint(source, report)
     report.add(*structure_faults(checkpoint))
-    declared = declaration(checkpoint.quantisation)[0] if checkpoint.quantisation else None
+    declared = declaration(checkpoint.quantization)[0] if checkpoint.quantization else None
     family = family_of(checkpoint)
     if family is None:
         kind = checkpoint.config.get("model_type")
@@ -81,10 +81,10 @@ def loads(source: Source, runtime: str | None = None) -> Report:
     takers, homeless = assign(checkpoint, loader)
     report.add(*homeless)
     verdicts: dict[str, int] = {}
-    for taker in takers:
-        verdict, findings = judge(taker, loader)
+    for module_input in takers:
+        verdict, findings = judge(module_input, loader)
         report.add(*findings)
-        key = f"{kind_of(taker.module)}: {verdict}"
+        key = f"{kind_of(module_input.module)}: {verdict}"
         verdicts[key] = verdicts.get(key, 0) + 1
     report.add(*_group_sizes(loader))
     report.facts["modules"] = {key: verdicts[key] for key in sorted(verdicts)}
@@ -108,12 +108,12 @@ def _trunk_layers(checkpoint: Checkpoint) -> int:
     return value if type(value) is int else 1 << 30
 
 
-def assign(checkpoint: Checkpoint, loader: Loader) -> tuple[list[Taker], list[Finding]]:
+def assign(checkpoint: Checkpoint, loader: Loader) -> tuple[list[ModuleInput], list[Finding]]:
     """Every tensor to its module; the ones that no module takes."""
     rows = {row.name: row for row in loader.family.layer_rows}
     blocks = {row.name: row for row in loader.family.block_rows}
     tops = {row.name: row for row in loader.family.top_rows}
-    takers: dict[str, Taker] = {}
+    takers: dict[str, ModuleInput] = {}
     homeless: list[Finding] = []
     for tensor in checkpoint.tensors.values():
         if PASSED_OVER.search(tensor.name):
@@ -124,14 +124,16 @@ def assign(checkpoint: Checkpoint, loader: Loader) -> tuple[list[Taker], list[Fi
             continue
         row, module, layer, own, leaf = found
         holds = row.patched if loader.patched else row.stock
-        taker = takers.setdefault(module, Taker(module, holds, layer=layer))
-        taker.parts.setdefault(row.place, {})[leaf] = tensor
-        taker.names[row.place] = own
+        module_input = takers.setdefault(module, ModuleInput(module, holds, layer=layer))
+        module_input.parts.setdefault(row.place, {})[leaf] = tensor
+        module_input.names[row.place] = own
     order = {
         row.place: place for place, row in enumerate((*loader.family.layer_rows, *loader.family.top_rows))
     }
-    for taker in takers.values():
-        taker.parts = {place: taker.parts[place] for place in sorted(taker.parts, key=order.__getitem__)}
+    for module_input in takers.values():
+        module_input.parts = {
+            place: module_input.parts[place] for place in sorted(module_input.parts, key=order.__getitem__)
+        }
     return list(takers.values()), homeless
 
 
@@ -162,63 +164,71 @@ def _place(
     return None
 
 
-def judge(taker: Taker, loader: Loader) -> tuple[str, list[Finding]]:
+def judge(module_input: ModuleInput, loader: Loader) -> tuple[str, list[Finding]]:
     """What the module becomes, in a word, and what its loader would refuse."""
-    kinds = {place: _kind(leaves) for place, leaves in taker.parts.items()}
-    if taker.holds in ("raw", "float") and _all_floats(kinds):
+    kinds = {place: _kind(leaves) for place, leaves in module_input.parts.items()}
+    if module_input.holds in ("raw", "float") and _all_floats(kinds):
         return "float", []
-    if taker.holds == "float":
+    if module_input.holds == "float":
         return "refused", [
-            _refuses(taker, kinds, "floats: the module is built without a quantisation config")
+            _refuses(module_input, kinds, "floats: the module is built without a quantization config")
         ]
-    if taker.holds == "dequant":
-        return _judge_dequant(taker, kinds)
-    return _judge_config(taker, kinds, loader)
+    if module_input.holds == "dequant":
+        return _judge_dequant(module_input, kinds)
+    return _judge_config(module_input, kinds, loader)
 
 
-def _judge_dequant(taker: Taker, kinds: dict[str, str]) -> tuple[str, list[Finding]]:
+def _judge_dequant(module_input: ModuleInput, kinds: dict[str, str]) -> tuple[str, list[Finding]]:
     if _all_floats(kinds):
         return "float", []
     if all(kind in FLOATS or kind.startswith("FP8 [") for kind in kinds.values()):
-        got = f"{_said(taker, kinds)}: turned back into BF16 at load, no memory is saved"
-        return "dequantised", [Finding("loads-dequantised", _file(taker), taker.module, "FP8 in memory", got)]
-    return "refused", [_refuses(taker, kinds, "floats or block FP8 with a 2-D weight_scale_inv")]
+        got = f"{_said(module_input, kinds)}: turned back into BF16 at load, no memory is saved"
+        return "dequantized", [
+            Finding("loads-dequantized", _file(module_input), module_input.module, "FP8 in memory", got)
+        ]
+    return "refused", [_refuses(module_input, kinds, "floats or block FP8 with a 2-D weight_scale_inv")]
 
 
-def _judge_config(taker: Taker, kinds: dict[str, str], loader: Loader) -> tuple[str, list[Finding]]:
-    algo, trouble = _resolve(taker, loader)
+def _judge_config(
+    module_input: ModuleInput, kinds: dict[str, str], loader: Loader
+) -> tuple[str, list[Finding]]:
+    algo, trouble = _resolve(module_input, loader)
     if trouble:
-        return "refused", [_refuses(taker, kinds, trouble)]
+        return "refused", [_refuses(module_input, kinds, trouble)]
     if algo == "":
         if _all_floats(kinds):
             return "float", []
-        return "refused", [_refuses(taker, kinds, "floats: by the config the module is unquantised")]
-    if taker.holds == "vocab":
-        return "refused", [_refuses(taker, kinds, "floats: the vocabulary's loader takes no scale")]
+        return "refused", [_refuses(module_input, kinds, "floats: by the config the module is unquantized")]
+    if module_input.holds == "vocab":
+        return "refused", [_refuses(module_input, kinds, "floats: the vocabulary's loader takes no scale")]
     algos = PATCHED_ALGOS if loader.patched else STOCK_ALGOS
     leaves, axes = algos[algo]
-    for tensors in taker.parts.values():
+    for tensors in module_input.parts.values():
         lacking = [leaf for leaf in leaves if leaf not in tensors and leaf != "input_scale"]
         scale = tensors.get(leaves[1])
         wrong_axes = axes not in (None, 0) and scale is not None and len(scale.shape) != axes
         surplus = [leaf for leaf in tensors if leaf not in (*leaves, "bias", "input_scale")]
         if lacking or wrong_axes or surplus or _kind(tensors) in FLOATS:
             return "refused", [
-                _refuses(taker, kinds, f"{algo}: {', '.join(leaves)}" + (f" of {axes} axes" if axes else ""))
+                _refuses(
+                    module_input, kinds, f"{algo}: {', '.join(leaves)}" + (f" of {axes} axes" if axes else "")
+                )
             ]
     if len(set(kinds.values())) > 1:
-        return "refused", [_refuses(taker, kinds, "one treatment of all parts")]
+        return "refused", [_refuses(module_input, kinds, "one treatment of all parts")]
     return next(iter(kinds.values())), []
 
 
-def _resolve(taker: Taker, loader: Loader) -> tuple[str, str]:
+def _resolve(module_input: ModuleInput, loader: Loader) -> tuple[str, str]:
     """(the algorithm that the config gives this module, "" for none; what the config makes the loader refuse)"""
     declared = loader.declared
     if declared is None:
         return "", ""
     if declared.entries is not None:
-        return _resolve_listed(taker, loader, declared)
-    excluded = {place: _excluded(own, taker.module, declared) for place, own in taker.names.items()}
+        return _resolve_listed(module_input, loader, declared)
+    excluded = {
+        place: _excluded(own, module_input.module, declared) for place, own in module_input.names.items()
+    }
     if any(excluded.values()) and not all(excluded.values()):
         kept = ", ".join(place for place, out in excluded.items() if not out)
         return "", f"all parts or none excluded (not {kept})"
@@ -236,13 +246,17 @@ def _excluded(own: str, module: str, declared: Declaration) -> bool:
     return any(declared.excludes.hits(name) for name in names)
 
 
-def _resolve_listed(taker: Taker, loader: Loader, declared: Declaration) -> tuple[str, str]:
+def _resolve_listed(module_input: ModuleInput, loader: Loader, declared: Declaration) -> tuple[str, str]:
     entries = declared.entries or {}
     known = PATCHED_ALGOS if loader.patched else STOCK_ALGOS
-    packed = loader.patched or "" in taker.names or taker.module.rpartition(".")[2] in STOCK_PACKED
+    packed = (
+        loader.patched or "" in module_input.names or module_input.module.rpartition(".")[2] in STOCK_PACKED
+    )
     found: dict[str, str] = {}
-    for place, own in taker.names.items():
-        entry = next((entries[name] for name in _entry_names(own, taker, loader) if name in entries), None)
+    for place, own in module_input.names.items():
+        entry = next(
+            (entries[name] for name in _entry_names(own, module_input, loader) if name in entries), None
+        )
         algo = entry.algo if entry is not None and packed else ""
         found[place] = algo if algo in known else ""
     if len(set(found.values())) > 1:
@@ -251,9 +265,9 @@ def _resolve_listed(taker: Taker, loader: Loader, declared: Declaration) -> tupl
     return next(iter(found.values())), ""
 
 
-def _entry_names(own: str, taker: Taker, loader: Loader) -> Iterator[str]:
+def _entry_names(own: str, module_input: ModuleInput, loader: Loader) -> Iterator[str]:
     """Under which names the entry of a part is looked for. The draft is a model of its own, with its own prefix."""
-    draft = taker.layer and int(taker.layer) >= loader.trunk_layers
+    draft = module_input.layer and int(module_input.layer) >= loader.trunk_layers
     name = own
     if draft and loader.family.layers:
         prefix = next(iter(loader.family.layers))
@@ -293,26 +307,30 @@ def _all_floats(kinds: dict[str, str]) -> bool:
     return all(kind in FLOATS for kind in kinds.values())
 
 
-def _refuses(taker: Taker, kinds: dict[str, str], expected: str) -> Finding:
+def _refuses(module_input: ModuleInput, kinds: dict[str, str], expected: str) -> Finding:
     return Finding(
-        "loader-refuses", _file(taker), taker.module, expected, f"{_said(taker, kinds)}: loader refuses"
+        "loader-refuses",
+        _file(module_input),
+        module_input.module,
+        expected,
+        f"{_said(module_input, kinds)}: loader refuses",
     )
 
 
-def _said(taker: Taker, kinds: dict[str, str]) -> str:
+def _said(module_input: ModuleInput, kinds: dict[str, str]) -> str:
     """`layers.0 q,k,v FP8 [32,32], b float`: parts of one treatment together."""
     by_kind: dict[str, list[str]] = {}
     for place, kind in kinds.items():
         by_kind.setdefault(kind, []).append(place)
-    label = LABELS.get(taker.module.rpartition(".")[2])
-    where = (f"{label}: " if label else "") + (f"layers.{taker.layer} " if taker.layer else "")
+    label = LABELS.get(module_input.module.rpartition(".")[2])
+    where = (f"{label}: " if label else "") + (f"layers.{module_input.layer} " if module_input.layer else "")
     return where + ", ".join(
         f"{','.join(filter(None, places))} {kind}".strip() for kind, places in by_kind.items()
     )
 
 
-def _file(taker: Taker) -> str:
-    return next(iter(next(iter(taker.parts.values())).values())).file
+def _file(module_input: ModuleInput) -> str:
+    return next(iter(next(iter(module_input.parts.values())).values())).file
 
 
 def _group_sizes(loader: Loader) -> Iterator[Finding]:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from shardmill.verify.formats.blocks import Block, block_of
 from shardmill.verify.formats.declared import declaration
 from shardmill.verify.formats.encode import RECIPES, decodes_to, encode_block
-from shardmill.verify.formats.matrices import Open, floats
-from shardmill.verify.formats.schemes import FLOATS, quantised
+from shardmill.verify.formats.matrices import OpenFiles, floats
+from shardmill.verify.formats.schemes import FLOATS, quantized
 from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.reading.manifest import MANIFEST
@@ -82,14 +82,14 @@ def reproduce(
     chosen = _choose(weights, blocks, seed)
     goal, done = sum(len(places) for places in chosen), [0]
 
-    def check(place: int, opened: tuple[Open, Open]) -> Count:
+    def check(place: int, opened: tuple[OpenFiles, OpenFiles]) -> Count:
         count = _check(weights[place], chosen[place], *opened)
         done[0] += count.compared
         progress(done[0], goal)
         return count
 
     with_blocks = [place for place in range(len(weights)) if len(chosen[place])]
-    counts = pinned(check, with_blocks, lambda: (Open(source), Open(parent)))
+    counts = pinned(check, with_blocks, lambda: (OpenFiles(source), OpenFiles(parent)))
     for count in counts:
         report.add(*count.findings)
     if goal == total:
@@ -104,9 +104,9 @@ def reproduce(
 def converted(child: Checkpoint, parent: Checkpoint, recipe: str | None, report: Report) -> Iterator[Weight]:
     """The weights in block FP8 here that are floats of the same shape in the parent."""
     manifest = child.manifest
-    declared = declaration(child.quantisation)[0] if child.quantisation else None
+    declared = declaration(child.quantization)[0] if child.quantization else None
     before = {new: old for old, new in (manifest.renamed if manifest else {}).items()}
-    for linear in quantised(child.tensors).values():
+    for linear in quantized(child.tensors).values():
         scales = linear.grid
         if (
             linear.kind not in BLOCK_KINDS
@@ -154,7 +154,7 @@ def _choose(weights: list[Weight], blocks: int | None, seed: int) -> list[NDArra
     return [drawn[owner == place] - begins[place] for place in range(len(weights))]
 
 
-def _check(weight: Weight, places: NDArray[np.int64], ours: Open, theirs: Open) -> Count:
+def _check(weight: Weight, places: NDArray[np.int64], ours: OpenFiles, theirs: OpenFiles) -> Count:
     count = Count()
     scales = ours.bytes(weight.scales, 0, weight.scales.bytes).view("<f4").reshape(weight.grid)
     for place in places:
@@ -190,7 +190,7 @@ def _compare(
     return f"code 0x{want_codes[r, c]:02x} at [{r}, {c}]", f"0x{codes[r, c]:02x}"
 
 
-def _cut(tensor: Tensor, block: Block, row: int, col: int, opened: Open) -> NDArray[np.uint8]:
+def _cut(tensor: Tensor, block: Block, row: int, col: int, opened: OpenFiles) -> NDArray[np.uint8]:
     """The bytes of one block: u8 [its rows, bytes of its columns], read row by row."""
     R, C = tensor.shape
     width = tensor.bytes // max(R * C, 1)

@@ -15,8 +15,16 @@ import numpy as np
 from shardmill.verify.formats.blocks import block_of
 from shardmill.verify.formats.declared import declaration
 from shardmill.verify.formats.fused import kind_of
-from shardmill.verify.formats.matrices import Matrix, Open, can_decode, decoded, rounded_as, strips, values
-from shardmill.verify.formats.schemes import FLOATS, PACKED, Linear, quantised, split_name
+from shardmill.verify.formats.matrices import (
+    Matrix,
+    OpenFiles,
+    can_decode,
+    decoded,
+    rounded_as,
+    strips,
+    values,
+)
+from shardmill.verify.formats.schemes import FLOATS, PACKED, Linear, quantized, split_name
 from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
 from shardmill.verify.reading.source import Source
 from shardmill.verify.reading.threads import pinned
@@ -125,11 +133,11 @@ def roundtrip(
 
 
 def pairs_of(child: Checkpoint, parent: Checkpoint, everything: bool) -> Iterator[Pair]:
-    """The child's quantised weights with the parent's tensors of the same name (or the name before a renaming)."""
-    ours, theirs = quantised(child.tensors), quantised(parent.tensors)
+    """The child's quantized weights with the parent's tensors of the same name (or the name before a renaming)."""
+    ours, theirs = quantized(child.tensors), quantized(parent.tensors)
     renamed = {new: old for old, new in (child.manifest.renamed if child.manifest else {}).items()}
-    declared = declaration(child.quantisation)[0] if child.quantisation else None
-    declared_there = declaration(parent.quantisation)[0] if parent.quantisation else None
+    declared = declaration(child.quantization)[0] if child.quantization else None
+    declared_there = declaration(parent.quantization)[0] if parent.quantization else None
     for linear in ours.values():
         if not can_decode(linear) or linear.weight is None or not _readable(child, linear):
             continue
@@ -164,7 +172,7 @@ def loss_of(pair: Pair, source: Source, parent: Source) -> Loss:
     assert pair.child.linear is not None
     loss = Loss(pair.name, pair.child.linear.kind)
     top = 0x7 if pair.child.linear.kind in PACKED else 0x7E
-    with Open(source) as ours, Open(parent) as theirs:
+    with OpenFiles(source) as ours, OpenFiles(parent) as theirs:
         for first, last in strips(pair.child):
             got, codes = decoded(pair.child, ours, first, last)
             want = values(pair.parent, theirs, first, last)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from shardmill.kernels.formats import E4M3_VALUES
 from shardmill.verify.formats.schemes import SCALE_DTYPES, Linear
-from shardmill.verify.formats.values import SCALE_LAWS, Look
+from shardmill.verify.formats.values import SCALE_LAWS, ElementCheck
 from shardmill.verify.reading.checkpoint import Checkpoint
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.reading.stream import FileJob, Task, stream
@@ -57,7 +57,7 @@ class _Reader:
 
     def __init__(self, scale: Scale) -> None:
         self._scale, self._dtype = scale, scale.tensor.dtype
-        self._look = Look(scale.tensor, SCALE_LAWS[self._dtype])
+        self._look = ElementCheck(scale.tensor, SCALE_LAWS[self._dtype])
 
     def feed(self, strip: NDArray[np.uint8]) -> None:
         elements = self._look.feed(strip)

@@ -1,4 +1,4 @@
-"""At which tensor-parallel sizes block-quantised modules can be cut: a rank's rows must be whole blocks.
+"""At which tensor-parallel sizes block-quantized modules can be cut: a rank's rows must be whole blocks.
 
 Inside a fused module every part must end on a block, so a part of 64 / TP rows counts by itself.
 """
@@ -17,7 +17,7 @@ SIZES = (1, 2, 4, 8)
 
 
 def tensor_parallel(linears: Mapping[str, Linear], declared: Declaration | None) -> dict[int, str]:
-    """TP size -> "" if every quantised module can be cut, else the first that can't and why."""
+    """TP size -> "" if every quantized module can be cut, else the first that can't and why."""
     verdict = dict.fromkeys(SIZES, "")
     seen: set[tuple[str, tuple[int, ...]]] = set()
     for module, linear in linears.items():

@@ -41,7 +41,7 @@ class Checkpoint:
     index: Index | None = None
     tensors: dict[str, Tensor] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
-    quantisation: dict[str, Any] = field(default_factory=dict)  # the config's quantization_config
+    quantization: dict[str, Any] = field(default_factory=dict)  # the config's quantization_config
     manifest: Manifest | None = None
 
     def readable(self, tensor: Tensor) -> bool:
@@ -63,7 +63,7 @@ def open_checkpoint(source: Source, report: Report) -> Checkpoint:
             checkpoint.headers[file] = header
     checkpoint.tensors = _by_name(checkpoint)
     checkpoint.config = _read_object(checkpoint, "config.json", report)
-    checkpoint.quantisation = _quantisation(checkpoint, report)
+    checkpoint.quantization = _quantization(checkpoint, report)
     checkpoint.manifest = _read_manifest(checkpoint, report)
     report.checks("structure")
     return checkpoint
@@ -99,7 +99,7 @@ def _read_object(checkpoint: Checkpoint, file: str, report: Report) -> dict[str,
     return {}
 
 
-def _quantisation(checkpoint: Checkpoint, report: Report) -> dict[str, Any]:
+def _quantization(checkpoint: Checkpoint, report: Report) -> dict[str, Any]:
     """The quantization_config wherever loaders look for it: config.json, its text_config, hf_quant_config.json."""
     config = checkpoint.config
     text_config = config.get("text_config")

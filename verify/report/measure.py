@@ -12,7 +12,7 @@ from math import isfinite, sqrt
 import numpy as np
 
 from shardmill.kernels.formats import F32, bf16_to_f32, f32_to_bf16
-from shardmill.verify.formats.matrices import Open, decoded, strips, values
+from shardmill.verify.formats.matrices import OpenFiles, decoded, strips, values
 from shardmill.verify.questions.roundtrip import Loss, Pair, loss_of, pairs_of
 from shardmill.verify.reading.checkpoint import Checkpoint
 from shardmill.verify.reading.source import Source
@@ -78,7 +78,7 @@ def measure_pair(pair: Pair, source: Source, parent: Source) -> Measure:
     assert pair.child.linear is not None
     is_block_fp8 = pair.child.linear.kind in ("fp8-block", "fp8-grid")
     measured.rerounded = is_block_fp8 and is_rerounded(pair.child.shape, block)
-    with Open(source) as ours, Open(parent) as theirs, np.errstate(all="ignore"):
+    with OpenFiles(source) as ours, OpenFiles(parent) as theirs, np.errstate(all="ignore"):
         for first, last in strips(pair.child, block[0]):
             stored, codes = decoded(pair.child, ours, first, last)
             want = values(pair.parent, theirs, first, last)

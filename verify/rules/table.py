@@ -31,5 +31,5 @@ BY_ID: Mapping[str, Rule] = {rule.id: rule for rule in RULES.values()}
 
 
 def rule_named(text: str) -> Rule | None:
-    """The rule with this id (any case) or slug."""
-    return BY_ID.get(text.upper()) or RULES.get(text)
+    """The rule with this id (any case) or slug; slugs of 0.1 were spelled with an s ("nothing-quantised")."""
+    return BY_ID.get(text.upper()) or RULES.get(text.replace("quantis", "quantiz"))

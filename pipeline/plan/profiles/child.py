@@ -1,4 +1,4 @@
-"""A child as its metadata show it, and what every profile asks of it: which weights are quantised, and in what."""
+"""A child as its metadata show it, and what every profile asks of it: which weights are quantized, and in what."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Child:
 
     @property
     def stated(self) -> dict[str, Any]:
-        """What the parent says of its quantisation; {} where it says nothing."""
+        """What the parent says of its quantization; {} where it says nothing."""
         return dict(self.config.get("quantization_config") or {})
 
 
@@ -75,7 +75,7 @@ def _stated_block(stated: Mapping[str, Any]) -> BlockShape | None:
     return None
 
 
-def unquantised(child: Child) -> list[str]:
+def unquantized(child: Child) -> list[str]:
     """Modules that hold a float matrix, sorted: what a loader must not expect codes of.
 
     Listed beside them: the names under which a runtime fuses several of them. Stacked experts without a `.weight`
@@ -109,20 +109,20 @@ def vocabulary_problems(child: Child, profile: str) -> Iterator[str]:
     for weight in blocks(child):
         if module_of(weight).rpartition(".")[2] in VOCABULARY:
             yield (
-                f"{weight}: the profile {profile!r} has no quantised vocabulary matrices, its loaders expect them as "
+                f"{weight}: the profile {profile!r} has no quantized vocabulary matrices, its loaders expect them as "
                 f"floats; keep it, or choose 'modelopt-mixed' and the patched runtime"
             )
 
 
 def passed_on_problems(child: Child, profile: str, scale_suffix: str) -> Iterator[str]:
-    """Quantised tensors that the child has from its parent and that the profile can't declare."""
+    """Quantized tensors that the child has from its parent and that the profile can't declare."""
     for name in passed_on_codes(child):
         scales = child.tensors.get(name + scale_suffix)
         block = _stated_block(child.stated)
         if scales is None or block is None or scales.shape != block.grid(child.tensors[name].shape):
             yield (
                 f"{name}: is FP8 from the parent, but not with scales {name}{scale_suffix} of the one block that its "
-                f"config declares, as the profile {profile!r} needs; dequantise it or choose another profile"
+                f"config declares, as the profile {profile!r} needs; dequantize it or choose another profile"
             )
     for name, ref in child.tensors.items():
         if is_packed(name, ref):

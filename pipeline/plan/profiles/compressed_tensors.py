@@ -13,13 +13,13 @@ from shardmill.pipeline.plan.profiles.child import (
     blocks,
     passed_on_problems,
     sample,
-    unquantised,
+    unquantized,
     vocabulary_problems,
 )
 from shardmill.pipeline.types import BlockShape
 
 _NAME = "compressed-tensors"
-_BLOCK = BlockShape(128, 128)  # activations are quantised in groups of 128, by the preset and by its kernels
+_BLOCK = BlockShape(128, 128)  # activations are quantized in groups of 128, by the preset and by its kernels
 
 
 def problems(child: Child) -> list[str]:
@@ -42,7 +42,7 @@ def declare(child: Child) -> tuple[dict[str, Any], int]:
     config = {key: value for key, value in child.config.items() if key != "quantization_config"}
     if not blocks(child):
         return config, 0
-    kept = unquantised(child)
+    kept = unquantized(child)
     stated = {
         "quant_method": "compressed-tensors",
         "format": "float-quantized",

@@ -14,7 +14,7 @@ from shardmill.pipeline.plan.profiles.child import (
     blocks,
     passed_on_problems,
     sample,
-    unquantised,
+    unquantized,
     vocabulary_problems,
 )
 from shardmill.pipeline.types import QuantizeBlock
@@ -51,7 +51,7 @@ def declare(child: Child) -> tuple[dict[str, Any], int]:
     if not sizes:
         return config, 0
     (block,) = sizes
-    kept = unquantised(child)
+    kept = unquantized(child)
     stated: dict[str, Any] = {
         "quant_method": "fp8",
         "fmt": "e4m3",

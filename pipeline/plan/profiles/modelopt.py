@@ -1,4 +1,4 @@
-"""The profile `modelopt-mixed`: ModelOpt's MIXED_PRECISION, one entry a quantised Linear, so that anything mixes.
+"""The profile `modelopt-mixed`: ModelOpt's MIXED_PRECISION, one entry a quantized Linear, so that anything mixes.
 
 The schema is vLLM 0.33.0's `ModelOptMixedPrecisionConfig`. `FP8_BLOCK` with an integer `group_size` (blocks are
 square) is the published child's name for an entry that its patched runtime dispatches.
@@ -45,17 +45,17 @@ def problems(child: Child) -> list[str]:
 
 
 def _is_ours(child: Child) -> bool:
-    """Whether the parent is plain, or quantised as ModelOpt declares it."""
+    """Whether the parent is plain, or quantized as ModelOpt declares it."""
     return child.stated.get("quant_method") in (None, "modelopt")
 
 
 def _foreign(child: Child) -> Iterator[str]:
-    """What the parent quantised under another method, and what no entry of ours can speak for."""
+    """What the parent quantized under another method, and what no entry of ours can speak for."""
     method = child.stated["quant_method"]
     known = set(blocks(child))
     for name in passed_on_codes(child):
         if name not in known or name + "_scale_inv" not in child.tensors:
-            yield f"{name}: is FP8 of the parent's method {method!r} without a block and its scales; dequantise it"
+            yield f"{name}: is FP8 of the parent's method {method!r} without a block and its scales; dequantize it"
     for name, ref in child.tensors.items():
         if is_packed(name, ref):
             yield f"{name}: is packed by the parent's {method!r}, which 'modelopt-mixed' can't declare beside FP8"

@@ -1,7 +1,7 @@
 """Every exactness test that needs a GPU, in one run: `python3 -m tests.kernels.gpu checks [--oracles FOLDER]`.
 
 It needs python3 with torch, triton and numpy, nothing else. Zero tolerance everywhere but the GEMM. FOLDER may hold
-the shared objects of the vLLM 0.33.0 wheel (or their .xz): then its writer, its quantiser and FlashMLA's sparse
+the shared objects of the vLLM 0.33.0 wheel (or their .xz): then its writer, its quantizer and FlashMLA's sparse
 decode are compared with ours.
 """
 
@@ -166,7 +166,7 @@ def check_spread() -> list[str]:
 
 
 def check_graph() -> list[str]:
-    """Write, restage, quantise and GEMM run in a CUDA graph, which replays to the same bytes on new data."""
+    """Write, restage, quantize and GEMM run in a CUDA graph, which replays to the same bytes on new data."""
     layout = RowLayout.parse("8666")
     x = bf16(testing.random_rows(13, 256))
     slots = torch.randperm(256, device=DEVICE)
@@ -180,7 +180,7 @@ def check_graph() -> list[str]:
     def step() -> None:
         triton_kv.write(x, cache, slots, layout)
         triton_kv.restage_gather(cache, slots.int(), out, layout)
-        block_gemm.quantise(x[:4], 32, codes, scales)
+        block_gemm.quantize(x[:4], 32, codes, scales)
         block_gemm.gemm(codes, scales, w, w_scale, (32, 32), out=product)
 
     step()
@@ -198,8 +198,8 @@ def check_graph() -> list[str]:
     return failures + ([] if torch.equal(replayed, product) else ["graph: the GEMM replays to other bytes"])
 
 
-def check_quantise() -> list[str]:
-    """Activation quantisation equals its definition, x * (1 / scale), on both paths and odd sizes."""
+def check_quantize() -> list[str]:
+    """Activation quantization equals its definition, x * (1 / scale), on both paths and odd sizes."""
     failures = []
     for group in (32, 128):
         bits = np.concatenate([rows for name, rows in testing.hostile_latents() if "NaN" not in name])
@@ -209,11 +209,11 @@ def check_quantise() -> list[str]:
             y = np.clip(x * (np.float32(1) / scale)[:, None], -448, 448).astype(np.float32)
         expected = kv_row.fp6.e4m3_nearest(y).reshape(len(bits), -1)
         for ptx in (True, False):
-            codes, scales = block_gemm.quantise(bf16(bits), group, ptx=ptx)
+            codes, scales = block_gemm.quantize(bf16(bits), group, ptx=ptx)
             same = np.array_equal(scales.cpu().numpy().reshape(-1), scale)
-            failures += [] if same else [f"quantise {group}: scales differ"]
+            failures += [] if same else [f"quantize {group}: scales differ"]
             got = codes.view(torch.uint8).cpu().numpy()
-            failures += _told(f"quantise {group} codes", testing.first_difference(expected, got))
+            failures += _told(f"quantize {group} codes", testing.first_difference(expected, got))
     return failures
 
 
@@ -232,7 +232,7 @@ def check_gemm() -> list[str]:
 
 def _check_gemm(M: int, N: int, K: int, side: int) -> list[str]:
     block = (side, side)
-    x, x_scale = block_gemm.quantise(torch.randn((M, K), device=DEVICE, dtype=torch.bfloat16), block[1])
+    x, x_scale = block_gemm.quantize(torch.randn((M, K), device=DEVICE, dtype=torch.bfloat16), block[1])
     w = torch.randn((N, K), device=DEVICE).to(torch.float8_e4m3fn)
     w_scale = torch.rand((-(-N // block[0]), K // block[1]), device=DEVICE) + 0.01
     bias = torch.randn(N, device=DEVICE, dtype=torch.bfloat16)
@@ -255,7 +255,7 @@ def _check_gemm(M: int, N: int, K: int, side: int) -> list[str]:
 def check_bits() -> list[str]:
     """Tuned parameters that keep the tensor-core instruction keep every bit of the stock-style kernel."""
     N, K, block = 192, 4096, (32, 32)
-    x, x_scale = block_gemm.quantise(torch.randn((8, K), device=DEVICE, dtype=torch.bfloat16), 32)
+    x, x_scale = block_gemm.quantize(torch.randn((8, K), device=DEVICE, dtype=torch.bfloat16), 32)
     w = torch.randn((N, K), device=DEVICE).to(torch.float8_e4m3fn)
     w_scale = torch.rand((6, K // 32), device=DEVICE) + 0.01
     results: dict[int, set[bytes]] = {}
@@ -281,7 +281,7 @@ CHECKS = (
     check_big_pool,
     check_spread,
     check_graph,
-    check_quantise,
+    check_quantize,
     check_gemm,
     check_bits,
 )

@@ -81,10 +81,10 @@ def check_spread(bits: np.ndarray) -> None:
     same(kv_row.encode("6666", bf16_to_f32(bits[:3][:, order])), cache[0].numpy(), layout)
 
 
-def check_quantise() -> None:
-    """Activation quantisation equals its definition."""
+def check_quantize() -> None:
+    """Activation quantization equals its definition."""
     bits = testing.random_rows(2, 2)
-    codes, scales = block_gemm.quantise(torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16), 32)
+    codes, scales = block_gemm.quantize(torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16), 32)
     x = bf16_to_f32(bits).reshape(-1, 32)
     scale = (np.maximum(np.abs(x).max(1), np.float32(1e-10)) / np.float32(448)).astype(np.float32)
     y = np.clip(x * (np.float32(1) / scale)[:, None], -448, 448)
@@ -105,7 +105,7 @@ def main() -> None:
         check_restage(layout, check_write(layout, bits))
     check_every_code()
     check_spread(bits)
-    check_quantise()
+    check_quantize()
     print("exact")
 
 

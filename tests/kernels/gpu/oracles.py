@@ -26,7 +26,7 @@ def checks(folder: Path) -> list[Callable[[], list[str]]]:
     """The comparisons, once the objects in `folder` (each plain or as .xz) are loaded."""
     for name in OBJECTS:
         torch.ops.load_library(str(_unpacked(folder, name)))
-    return [check_writer, check_quantiser, check_attention]
+    return [check_writer, check_quantizer, check_attention]
 
 
 def _unpacked(folder: Path, name: str) -> Path:
@@ -59,7 +59,7 @@ def check_writer() -> list[str]:
     return [] if difference is None else [difference]
 
 
-def check_quantiser() -> list[str]:
+def check_quantizer() -> list[str]:
     """Activation codes and scales equal those of vLLM's per_token_group_fp8_quant, groups of 32 and 128."""
     failures = []
     for group in (32, 128):
@@ -70,7 +70,7 @@ def check_quantiser() -> list[str]:
         scales = torch.empty((512, 4096 // group), device=DEVICE)
         limits = (1e-10, -448.0, 448.0, False, False, False)
         torch.ops._C.per_token_group_fp8_quant(x, codes, scales, group, *limits)
-        ours, our_scales = block_gemm.quantise(x, group)
+        ours, our_scales = block_gemm.quantize(x, group)
         if not (
             torch.equal(ours.view(torch.uint8), codes.view(torch.uint8)) and torch.equal(our_scales, scales)
         ):

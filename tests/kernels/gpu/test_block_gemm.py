@@ -79,7 +79,7 @@ def test_operands_that_do_not_fit_are_refused_with_the_expected_shape():
     with pytest.raises(ValueError, match=r"w_scale: expected shape \[2, 2\]"):
         block_gemm.gemm(x, torch.ones((2, 2)), w, torch.ones((1, 2)), (32, 32))
     with pytest.raises(ValueError, match="multiple of the group"):
-        block_gemm.quantise(torch.zeros((2, 48)), 32)
+        block_gemm.quantize(torch.zeros((2, 48)), 32)
 
 
 @pytest.mark.parametrize("block", [(32, 32), (128, 128)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shardmill.pipeline.init.draft import Draft, draft
+from shardmill.pipeline.init.draft import RecipeDraft, draft
 from tests.pipeline.init.layouts import MODELS, model_parent
 
 RECIPES = Path(__file__).parents[3] / "recipes"
@@ -20,7 +20,7 @@ DRAFTED = {
 }
 
 
-def redraft(name: str) -> Draft:
+def redraft(name: str) -> RecipeDraft:
     layout, repository, aim = DRAFTED[name]
     return draft(model_parent(MODELS[layout]), name, "fp8", aim, repository)  # type: ignore[arg-type]
 

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardmill.pipeline.commands.main import shardmill
-from shardmill.pipeline.init.draft import Draft, draft
+from shardmill.pipeline.init.draft import RecipeDraft, draft
 from shardmill.pipeline.init.names import by_pattern, globs_for
 from shardmill.pipeline.recipe import read as recipes
 from shardmill.pipeline.recipe.globs import GlobSet, expand
 from shardmill.pipeline.run import build as run
 from shardmill.pipeline.toy.sizes import SIZES
 from shardmill.pipeline.toy.write import toy_headers, write_parent
-from shardmill.pipeline.types import FamilySum, Shape
+from shardmill.pipeline.types import FamilySummary, Shape
 from tests.pipeline.init.layouts import Tensor, parent_of
 from tests.pipeline.profiles.models import dense_parent
 
@@ -38,7 +38,7 @@ def init(*arguments: str) -> Any:
     return CliRunner().invoke(shardmill, ["init", *arguments], catch_exceptions=False)
 
 
-def families(made: Draft) -> dict[str, FamilySum]:
+def families(made: RecipeDraft) -> dict[str, FamilySummary]:
     return {family.name: family for family in made.plan.families if family.tensors}
 
 
@@ -55,7 +55,7 @@ ATTENTION: dict[str, Shape] = {
 }
 
 
-def drafted(tensors: list[Tensor], profile: str = "fp8", **config: Any) -> Draft:
+def drafted(tensors: list[Tensor], profile: str = "fp8", **config: Any) -> RecipeDraft:
     return draft(parent_of("made", config, tensors), "made", profile)
 
 
@@ -181,7 +181,7 @@ def test_packed_weights_pass_through_with_their_scales(packed: list[Tensor]) -> 
 
 
 @pytest.mark.parametrize("profile", ["fp8", "compressed-tensors", "modelopt-mixed"])
-def test_beside_mxfp4_experts_nothing_more_is_quantised_and_the_config_stays(profile: str) -> None:
+def test_beside_mxfp4_experts_nothing_more_is_quantized_and_the_config_stays(profile: str) -> None:
     """gpt-oss: no profile declares MXFP4 and block FP8 in one checkpoint."""
     packed: list[Tensor] = [
         (LAYER + "mlp.experts.gate_up_proj_blocks", "U8", (2, 8, 8, 16)),
@@ -193,7 +193,7 @@ def test_beside_mxfp4_experts_nothing_more_is_quantised_and_the_config_stays(pro
 
 
 @pytest.mark.parametrize("profile", ["fp8", "compressed-tensors", "modelopt-mixed"])
-def test_beside_fp8_with_one_scale_a_tensor_nothing_more_is_quantised(profile: str) -> None:
+def test_beside_fp8_with_one_scale_a_tensor_nothing_more_is_quantized(profile: str) -> None:
     tensors: list[Tensor] = [
         *bf16(ATTENTION),
         (LAYER + "mlp.up_proj.weight", "F8_E4M3", (256, 256)),
@@ -211,7 +211,7 @@ def test_block_fp8_passes_through_or_goes_back_to_bf16(tmp_path: Path) -> None:
     ]
     parent = parent_of("native", {"quantization_config": {"weight_block_size": [128, 128]}}, tensors)
     assert families(draft(parent, "x", "fp8"))["block FP8 already"].tensors == 2
-    assert families(draft(parent, "x", "fp8", "bf16"))["FP8 back to BF16"].action == "dequantise"
+    assert families(draft(parent, "x", "fp8", "bf16"))["FP8 back to BF16"].action == "dequantize"
 
 
 def test_the_recipe_in_the_way_is_not_written_over(tmp_path: Path) -> None:

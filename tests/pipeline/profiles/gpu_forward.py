@@ -54,7 +54,7 @@ def make(home: Path) -> None:
                 if parameter.ndim == 2:
                     values = randoms.standard_t(5, tuple(parameter.shape)) / np.sqrt(parameter.shape[1])
                     weight = torch.from_numpy(values).bfloat16()
-                    parameter.copy_(dequantised(weight) if kind == "native" and "_proj" in name else weight)
+                    parameter.copy_(dequantized(weight) if kind == "native" and "_proj" in name else weight)
         folder = home / kind
         model.save_pretrained(folder / "parent")
         child(folder / "parent", folder / "ours", "fp8")
@@ -69,7 +69,7 @@ def make(home: Path) -> None:
         )
 
 
-def dequantised(weight: Any) -> Any:
+def dequantized(weight: Any) -> Any:
     """[R, C] -> the BF16 copy of its block FP8."""
     import torch
 

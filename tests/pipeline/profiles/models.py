@@ -33,9 +33,9 @@ profile = "{profile}"
 scan = {{ needs = [] }}
 classify = {{ needs = ["scan"] }}
 quantize = {{ needs = ["classify"] }}
-dequantise = {{ needs = ["classify"] }}
+dequantize = {{ needs = ["classify"] }}
 scales = {{ needs = ["quantize"] }}
-rewrite = {{ needs = ["classify", "quantize", "dequantise", "scales"] }}
+rewrite = {{ needs = ["classify", "quantize", "dequantize", "scales"] }}
 index = {{ needs = ["scan", "rewrite"] }}
 [[family]]
 name = "rest"

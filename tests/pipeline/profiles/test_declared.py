@@ -23,7 +23,7 @@ from tests.pipeline.profiles.models import (
     weights,
 )
 
-QUANTISED = "model.layers.0.self_attn.q_proj"
+QUANTIZED = "model.layers.0.self_attn.q_proj"
 
 
 def config_of(out: Path) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def test_compressed_tensors_declares_the_block_strategy_and_names_scales_weight_
     assert (weights["strategy"], weights["block_structure"]) == ("block", [128, 128])
     assert stated["ignore"] == ["lm_head", "model.embed_tokens"]
     with safe_open(tmp_path / "out" / FILES[0], "np") as shard:
-        scale = shard.get_slice(f"{QUANTISED}.weight_scale")
+        scale = shard.get_slice(f"{QUANTIZED}.weight_scale")
         assert (scale.get_dtype(), scale.get_shape()) == ("F32", [2, 2])
 
 

@@ -1,4 +1,4 @@
-"""A parent that is block FP8 already: dequantised, reblocked, or passed on beside what is converted."""
+"""A parent that is block FP8 already: dequantized, reblocked, or passed on beside what is converted."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.pipeline.parents import build, change_tensor, prepare, why
 from tests.pipeline.profiles.models import FILES, LINEAR, encoded, native_parent, recipe, weights
 
 BOTH = LINEAR.replace('.*.weight"', '.*.{weight,weight_scale_inv}"')
-DEQUANTISE = BOTH.replace('"quantize"\nblock', '"dequantise"\nsource_block')
-REBLOCK = DEQUANTISE.replace('"dequantise"', '"reblock"\nblock = [32, 32]')
+DEQUANTIZE = BOTH.replace('"quantize"\nblock', '"dequantize"\nsource_block')
+REBLOCK = DEQUANTIZE.replace('"dequantize"', '"reblock"\nblock = [32, 32]')
 LINEAR_NAMES = [name for name in weights() if ".layers." in name]
 
 
@@ -37,8 +37,8 @@ def tensors_of(folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_dequantise_gives_code_times_scale_rounded_once_and_leaves_no_scale(tmp_path: Path) -> None:
-    build(native_parent(tmp_path / "parent"), tmp_path / "out", recipe("fp8", DEQUANTISE))
+def test_dequantize_gives_code_times_scale_rounded_once_and_leaves_no_scale(tmp_path: Path) -> None:
+    build(native_parent(tmp_path / "parent"), tmp_path / "out", recipe("fp8", DEQUANTIZE))
     made = tensors_of(tmp_path / "out")
     for name in LINEAR_NAMES:
         codes, scales = encoded(weights()[name], 128)
@@ -47,12 +47,12 @@ def test_dequantise_gives_code_times_scale_rounded_once_and_leaves_no_scale(tmp_
     assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
 
 
-def test_dequantised_values_equal_torch_and_deepseeks_formula(tmp_path: Path) -> None:
+def test_dequantized_values_equal_torch_and_deepseeks_formula(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     build(
         native_parent(tmp_path / "parent", block=32),
         tmp_path / "out",
-        recipe("fp8", DEQUANTISE.replace("128, 128", "32, 32")),
+        recipe("fp8", DEQUANTIZE.replace("128, 128", "32, 32")),
     )
     made = tensors_of(tmp_path / "out")
     for name in LINEAR_NAMES:
@@ -65,7 +65,7 @@ def test_dequantised_values_equal_torch_and_deepseeks_formula(tmp_path: Path) ->
 
 def test_bf16_scales_are_read_as_the_numbers_that_they_are(tmp_path: Path) -> None:
     parent = native_parent(tmp_path / "parent", scale_dtype="BF16")
-    build(parent, tmp_path / "out", recipe("fp8", DEQUANTISE))
+    build(parent, tmp_path / "out", recipe("fp8", DEQUANTIZE))
     name = LINEAR_NAMES[0]
     codes, scales = encoded(weights()[name], 128)
     cut = (scales.view(np.uint32) & 0xFFFF0000).view(np.float32)
@@ -101,7 +101,7 @@ def test_one_block_renames_scales_for_another_profile(tmp_path: Path) -> None:
     assert not [name for name in made if name.endswith("_scale_inv")]
 
 
-@pytest.mark.parametrize("linears", [DEQUANTISE, REBLOCK], ids=["dequantise", "reblock"])
+@pytest.mark.parametrize("linears", [DEQUANTIZE, REBLOCK], ids=["dequantize", "reblock"])
 def test_the_judge_finds_nothing_to_say(tmp_path: Path, linears: str) -> None:
     parent = native_parent(tmp_path / "parent")
     build(parent, tmp_path / "out", recipe("fp8", linears))
@@ -111,9 +111,9 @@ def test_the_judge_finds_nothing_to_say(tmp_path: Path, linears: str) -> None:
 
 def test_a_changed_scale_in_another_file_rewrites_the_weights_shard(tmp_path: Path) -> None:
     parent = native_parent(tmp_path / "parent")
-    build(parent, tmp_path / "out", recipe("fp8", DEQUANTISE))
+    build(parent, tmp_path / "out", recipe("fp8", DEQUANTIZE))
     change_tensor(parent / FILES[1], "model.layers.1.mlp.down_proj.weight_scale_inv")
-    reasons = why(parent, tmp_path / "out", recipe("fp8", DEQUANTISE))
+    reasons = why(parent, tmp_path / "out", recipe("fp8", DEQUANTIZE))
     assert list(reasons) == [FILES[0]]
     assert "model.layers.1.mlp.down_proj.weight_scale_inv" in reasons[FILES[0]]
 
@@ -121,9 +121,9 @@ def test_a_changed_scale_in_another_file_rewrites_the_weights_shard(tmp_path: Pa
 @pytest.mark.parametrize(
     ("linears", "reason"),
     [
-        (DEQUANTISE.replace("[128, 128]", "[64, 64]"), "blocks of \\[64,64\\] need F32 or BF16 \\[4, 4\\]"),
+        (DEQUANTIZE.replace("[128, 128]", "[64, 64]"), "blocks of \\[64,64\\] need F32 or BF16 \\[4, 4\\]"),
         (
-            DEQUANTISE.replace("{weight,weight_scale_inv}", "weight")
+            DEQUANTIZE.replace("{weight,weight_scale_inv}", "weight")
             + """
 [[family]]
 name = "scales"
@@ -142,7 +142,7 @@ def test_scales_that_do_not_fit_their_weight_are_refused(tmp_path: Path, linears
 
 def test_scales_whose_weight_lies_in_another_family_are_not_swallowed(tmp_path: Path) -> None:
     linears = (
-        DEQUANTISE.replace("*.{weight,weight_scale_inv}", "{q_proj.weight,*.weight_scale_inv}").replace(
+        DEQUANTIZE.replace("*.{weight,weight_scale_inv}", "{q_proj.weight,*.weight_scale_inv}").replace(
             "expect = 6", "expect = 2"
         )
         + """
@@ -165,12 +165,12 @@ reason = "to stay FP8"
 
 
 def test_a_larger_block_is_refused_since_it_cannot_keep_every_number(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="dequantise first"):
+    with pytest.raises(RecipeError, match="dequantize first"):
         prepare(native_parent(tmp_path / "parent"), recipe("fp8", REBLOCK.replace("[32, 32]", "[256, 256]")))
 
 
 def test_a_recipe_without_the_stage_says_what_to_add(tmp_path: Path) -> None:
-    text = recipe("fp8", DEQUANTISE).replace('"dequantise", "scales"', '"scales"')
+    text = recipe("fp8", DEQUANTIZE).replace('"dequantize", "scales"', '"scales"')
     with pytest.raises(RecipeError, match="rewrite must need it"):
         prepare(native_parent(tmp_path / "parent"), text)
 
@@ -179,7 +179,7 @@ def test_a_nan_code_is_refused_with_its_place(tmp_path: Path) -> None:
     parent = native_parent(tmp_path / "parent")
     spoil(parent / FILES[0], "model.layers.0.mlp.down_proj.weight", 384 + 7, b"\x7f")
     with pytest.raises(BuildError, match=r"mlp.down_proj.weight: row 1, column 7 decodes to nan"):
-        build(parent, tmp_path / "out", recipe("fp8", DEQUANTISE))
+        build(parent, tmp_path / "out", recipe("fp8", DEQUANTIZE))
 
 
 def test_a_scale_that_is_not_positive_is_refused_with_its_block(tmp_path: Path) -> None:
@@ -220,6 +220,6 @@ expect = 1
 
 
 def test_the_output_can_be_read_by_the_safetensors_library(tmp_path: Path) -> None:
-    build(native_parent(tmp_path / "parent"), tmp_path / "out", recipe("fp8", DEQUANTISE))
+    build(native_parent(tmp_path / "parent"), tmp_path / "out", recipe("fp8", DEQUANTIZE))
     with safe_open(tmp_path / "out" / FILES[0], "np") as shard:
         assert shard.get_slice(LINEAR_NAMES[0]).get_dtype() == "BF16"

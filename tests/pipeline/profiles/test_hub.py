@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from shardmill.pipeline.commands.main import shardmill
-from shardmill.pipeline.container.hub import HUB_FILE, hub_bytes, shadow
+from shardmill.pipeline.container.hub import HUB_FILE, hub_bytes, sparse_mirror
 from shardmill.pipeline.container.ranges import RemoteFile
 from shardmill.pipeline.errors import CheckpointError, PlanError, ShardmillError
 from tests.pipeline.parents import INDEX, MANIFEST, build, published, why
@@ -40,7 +40,7 @@ KEEP = recipe(
 [[family]]
 name = "linears"
 match = "model.layers.*.{self_attn,mlp}.*.{weight,weight_scale_inv}"
-action = "dequantise"
+action = "dequantize"
 source_block = [128, 128]
 expect = 6
 """,
@@ -48,13 +48,13 @@ expect = 6
 
 
 def test_a_child_of_a_repository_is_the_child_of_its_folder(hub: Server, tmp_path: Path) -> None:
-    build(shadow(PLACE), tmp_path / "far", KEEP)
+    build(sparse_mirror(PLACE), tmp_path / "far", KEEP)
     build(hub.folder, tmp_path / "near", KEEP)
     assert published(tmp_path / "far") == published(tmp_path / "near")
 
 
 def test_the_parents_data_never_lie_on_this_disk(hub: Server, tmp_path: Path) -> None:
-    folder = shadow(f"{PLACE}@{SHA}")
+    folder = sparse_mirror(f"{PLACE}@{SHA}")
     build(folder, tmp_path / "out", KEEP)
     for file in FILES:
         stat = (folder / file).stat()
@@ -67,15 +67,15 @@ def test_a_shard_that_is_passed_on_is_fetched_not_linked_to_its_hole(
     hub: Server, tmp_path: Path, how: str
 ) -> None:
     keep = KEEP.replace(
-        '"dequantise"\nsource_block = [128, 128]\nexpect = 6', '"keep"\nreason = "FP8 already"'
+        '"dequantize"\nsource_block = [128, 128]\nexpect = 6', '"keep"\nreason = "FP8 already"'
     )
-    build(shadow(PLACE), tmp_path / "out", keep, passthrough=how)
+    build(sparse_mirror(PLACE), tmp_path / "out", keep, passthrough=how)
     for file in FILES:
         assert (tmp_path / "out" / file).read_bytes() == (hub.folder / file).read_bytes()
 
 
 def test_a_connection_that_breaks_is_taken_up_where_it_broke(hub: Server, tmp_path: Path) -> None:
-    folder = shadow(PLACE)
+    folder = sparse_mirror(PLACE)
     hub.fail += ["cut", 503, "cut"]
     build(folder, tmp_path / "out", KEEP)
     assert hub.fail == []
@@ -86,7 +86,7 @@ def test_a_connection_that_breaks_is_taken_up_where_it_broke(hub: Server, tmp_pa
 def test_a_file_that_is_gone_from_the_hub_stops_the_build_with_its_address(
     hub: Server, tmp_path: Path
 ) -> None:
-    folder = shadow(PLACE)
+    folder = sparse_mirror(PLACE)
     (hub.folder / FILES[0]).rename(tmp_path / "gone")
     with pytest.raises(CheckpointError, match=rf"{FILES[0]}: byte \d+ cannot be fetched: HTTP Error 404"):
         build(folder, tmp_path / "out", KEEP)
@@ -94,10 +94,10 @@ def test_a_file_that_is_gone_from_the_hub_stops_the_build_with_its_address(
 
 
 def test_a_second_build_asks_the_hub_for_no_byte(hub: Server, tmp_path: Path) -> None:
-    build(shadow(PLACE), tmp_path / "out", KEEP)
+    build(sparse_mirror(PLACE), tmp_path / "out", KEEP)
     hub.asked.clear()
-    build(shadow(PLACE), tmp_path / "out", KEEP)
-    assert why(shadow(PLACE), tmp_path / "out", KEEP) == {}
+    build(sparse_mirror(PLACE), tmp_path / "out", KEEP)
+    assert why(sparse_mirror(PLACE), tmp_path / "out", KEEP) == {}
     assert [path for path, _ in hub.asked if "resolve" in path] == []
 
 
@@ -158,7 +158,9 @@ def test_a_repository_that_the_recipe_does_not_pin_is_refused(
     hub: Server, tmp_path: Path, pinned: str
 ) -> None:
     with pytest.raises(PlanError, match="name the one that is meant"):
-        build(shadow(PLACE), tmp_path / "out", KEEP.replace("[output]", f"[parent]\n{pinned}\n[output]"))
+        build(
+            sparse_mirror(PLACE), tmp_path / "out", KEEP.replace("[output]", f"[parent]\n{pinned}\n[output]")
+        )
 
 
 @pytest.mark.parametrize(
@@ -166,13 +168,15 @@ def test_a_repository_that_the_recipe_does_not_pin_is_refused(
 )
 def test_a_place_that_is_no_repository_is_refused_in_a_sentence(hub: Server, place: str, said: str) -> None:
     with pytest.raises(ShardmillError, match=said):
-        shadow(place)
+        sparse_mirror(place)
 
 
 def test_files_that_a_safetensors_loader_never_reads_are_left_there(hub: Server) -> None:
     (hub.folder / "pytorch_model.bin").write_bytes(b"old")
-    assert not (shadow(PLACE) / "pytorch_model.bin").exists()
-    assert (shadow(PLACE) / "tokenizer.json").read_bytes() == (hub.folder / "tokenizer.json").read_bytes()
+    assert not (sparse_mirror(PLACE) / "pytorch_model.bin").exists()
+    assert (sparse_mirror(PLACE) / "tokenizer.json").read_bytes() == (
+        hub.folder / "tokenizer.json"
+    ).read_bytes()
 
 
 def test_an_ordinary_parent_needs_no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

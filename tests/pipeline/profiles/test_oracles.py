@@ -1,4 +1,4 @@
-"""What is built from BF16 weights has the bits of two quantisers that others wrote, read from the published file."""
+"""What is built from BF16 weights has the bits of two quantizers that others wrote, read from the published file."""
 
 from __future__ import annotations
 

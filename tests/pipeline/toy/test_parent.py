@@ -74,7 +74,7 @@ def test_the_config_declares_the_toys_shapes(tiny: Path) -> None:
     )
 
 
-def test_the_quantisation_config_is_the_published_one(tiny: Path) -> None:
+def test_the_quantization_config_is_the_published_one(tiny: Path) -> None:
     """Six keys, NVFP4 in groups of 16, 43 different globs."""
     quantization = json.loads((tiny / "config.json").read_text())["quantization_config"]
     assert list(quantization) == [

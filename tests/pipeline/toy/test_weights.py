@@ -55,7 +55,7 @@ def _scales_of(bits: np.ndarray, codes: np.ndarray) -> np.ndarray | None:
     return scale if low <= high and np.array_equal(f32_to_bf16(E4M3_VALUES[codes] * scale), bits) else None
 
 
-def _requantised(bits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _requantized(bits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     codes, scales = (
         np.empty(bits.shape, np.uint8),
         np.empty(tuple(-(-side // 128) for side in bits.shape), np.float32),
@@ -65,7 +65,7 @@ def _requantised(bits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _exact_blocks(bits: np.ndarray) -> list[bool]:
-    codes, _ = _requantised(bits)
+    codes, _ = _requantized(bits)
     return [
         _scales_of(bits[i : i + 128, j : j + 128], codes[i : i + 128, j : j + 128]) is not None
         for i in range(0, bits.shape[0], 128)
@@ -85,17 +85,17 @@ def test_fresh_weights_are_no_copies_of_fp8(tensor: Tensors, name: str) -> None:
 
 
 def test_amax_finds_a_copys_codes_but_not_its_scales(tensor: Tensors) -> None:
-    """Re-quantised, the copies err by 0.1 to 0.2 % all together, as the real parent's do: BF16 rounding moved amax."""
+    """Re-quantized, the copies err by 0.1 to 0.2 % all together, as the real parent's do: BF16 rounding moved amax."""
     names = [f"{LAYER}{n}.self_attn.{x}.weight" for n in range(3, 44, 4) for x in ("q_a_proj", "q_b_proj")]
     bits = np.concatenate([tensor(name) for name in names])
-    source, decoded = bf16_to_f32(bits), decode(*_requantised(bits), BLOCK)
+    source, decoded = bf16_to_f32(bits), decode(*_requantized(bits), BLOCK)
     assert 0.001 < np.linalg.norm(decoded - source) / np.linalg.norm(source) < 0.002
 
 
 @pytest.mark.parametrize("name", FRESH)
 def test_fresh_weights_lose_two_and_a_half_percent(tensor: Tensors, name: str) -> None:
     bits = tensor(name)
-    source, decoded = bf16_to_f32(bits), decode(*_requantised(bits), BLOCK)
+    source, decoded = bf16_to_f32(bits), decode(*_requantized(bits), BLOCK)
     assert 0.023 < np.linalg.norm(decoded - source) / np.linalg.norm(source) < 0.027
 
 

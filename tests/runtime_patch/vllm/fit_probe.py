@@ -2,7 +2,7 @@
 
     python -m tests.runtime_patch.vllm.fit_probe '{"cases": [...], "folder": "...", "out": "report.json", ...}'
 
-A case holds `text` (keys of the text config that differ), `lane` (flags), `pin`. The models are built on the meta
+A case holds `text` (keys of the text config that differ), `preset` (flags), `pin`. The models are built on the meta
 device; their rows are sized as a rung would, whatever plugin is installed.
 """
 
@@ -20,15 +20,15 @@ def write_config(folder, case):
     Path(folder, "config.json").write_text(json.dumps(case["config"]))
 
 
-def engine_config(job, folder, lane):
+def engine_config(job, folder, preset):
     engine = {
-        "max_model_len": lane["max_model_len"],
-        "enable_prefix_caching": lane["prefix_caching"],
-        "kv_cache_dtype": lane["kv_dtype"],
-        "mamba_ssm_cache_dtype": lane["state_dtype"],
+        "max_model_len": preset["max_model_len"],
+        "enable_prefix_caching": preset["prefix_caching"],
+        "kv_cache_dtype": preset["kv_dtype"],
+        "mamba_ssm_cache_dtype": preset["state_dtype"],
     }
-    if lane["draft_tokens"]:
-        engine["speculative_config"] = {"method": "mtp", "num_speculative_tokens": lane["draft_tokens"]}
+    if preset["draft_tokens"]:
+        engine["speculative_config"] = {"method": "mtp", "num_speculative_tokens": preset["draft_tokens"]}
     return probe.engine_config({"checkpoint": folder, "engine": engine})
 
 
@@ -67,19 +67,19 @@ def look(job):
     for i, case in enumerate(job["cases"]):
         folder = f"{job['folder']}/{i}"
         write_config(folder, case)
-        config = engine_config(job, folder, case["lane"])
+        config = engine_config(job, folder, case["preset"])
         with set_current_vllm_config(config):
             if not started:
                 probe.start_world(job)
                 started = True
             probe.build(config)
-            if case["lane"]["draft_tokens"]:
+            if case["preset"]["draft_tokens"]:
                 draft_config, draft_model = probe.draft_of(config)
                 with set_current_vllm_config(draft_config):
                     probe.build(draft_config, draft_model)
             current_platform.update_block_size_for_backend(config)
             config.cache_config.kv_cache_layout = "BLHNC"
-            specs = rows_of(specs_of(config, case["lane"]["kda_backend"]), case["row_bytes"])
+            specs = rows_of(specs_of(config, case["preset"]["kda_backend"]), case["row_bytes"])
             report.append(plan(config, specs, case["pin"]))
     return report
 

@@ -1,4 +1,4 @@
-"""What vLLM's parser makes of the lanes' commands, and how its indexer cuts a prefill."""
+"""What vLLM's parser makes of the presets' commands, and how its indexer cuts a prefill."""
 
 import torch
 

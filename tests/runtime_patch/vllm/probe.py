@@ -22,7 +22,7 @@ from tests.runtime_patch.vllm.expected import expected
 def engine_config(job):
     from vllm.engine.arg_utils import EngineArgs
 
-    if job.get("view") == "unquantised":
+    if job.get("view") == "unquantized":
         job["engine"] = {"hf_overrides": {"quantization_config": None}} | job.get("engine", {})
     arguments = {
         "model": job["checkpoint"],
@@ -87,7 +87,7 @@ class Checkpoint:
         return ((name, self.read(name)) for name in self.where)
 
 
-class Unquantised(Checkpoint):
+class Unquantized(Checkpoint):
     """The same checkpoint as if its experts had never been packed: each byte of a pair of codes as two numbers."""
 
     def __init__(self, folder, stack):
@@ -139,7 +139,7 @@ def digest(parameters):
 
 
 def kernels(model):
-    """Module name -> the class that will multiply by it, for modules with a quantisation method."""
+    """Module name -> the class that will multiply by it, for modules with a quantization method."""
     found = {}
     for name, module in model.named_modules():
         method = getattr(module, "quant_method", None)
@@ -180,7 +180,7 @@ def look(job):
     config = engine_config(job)
     with set_current_vllm_config(config), ExitStack() as stack:
         start_world(job)
-        view = Unquantised if job.get("view") == "unquantised" else Checkpoint
+        view = Unquantized if job.get("view") == "unquantized" else Checkpoint
         checkpoint = view(job["checkpoint"], stack)
         for part in job.get("parts", ["main"]):
             part_config, model_config = draft_of(config) if part == "draft" else (config, None)

@@ -7,9 +7,9 @@ from dataclasses import asdict
 
 import pytest
 
-from shardmill.verify.fit.lane import ROW_BYTES, Lane
 from shardmill.verify.fit.layers import block_tokens, plan_layers
 from shardmill.verify.fit.planner import plan_blocks
+from shardmill.verify.fit.preset import ROW_BYTES, Preset
 from shardmill.verify.fit.shape import read_shape
 from tests.runtime_patch.vllm.conftest import Case
 
@@ -105,7 +105,7 @@ def random_case(rng: random.Random) -> dict[str, object]:
         "tie_word_embeddings": False,
         "dtype": "bfloat16",
     }
-    lane = Lane(
+    preset = Preset(
         "random",
         max_model_len=rng.choice([8_192, 100_000, 262_144, 524_288, 1_000_000]),
         kv_dtype=rng.choice(["fp8", "fp8", "fp8", "auto"]),
@@ -116,7 +116,7 @@ def random_case(rng: random.Random) -> dict[str, object]:
         rung=rng.choice(list(ROW_BYTES)),
     )
     pin = rng.randint(2, 60) * 10**9
-    return {"config": config, "lane": asdict(lane), "row_bytes": ROW_BYTES[lane.rung], "pin": pin}
+    return {"config": config, "preset": asdict(preset), "row_bytes": ROW_BYTES[preset.rung], "pin": pin}
 
 
 @pytest.fixture(scope="module")
@@ -139,13 +139,13 @@ def planned(cases, tmp_path_factory) -> list[dict[str, int]]:
 @pytest.mark.parametrize("index", range(CASES))
 def test_fit_plans_as_vllm_does(cases, planned, index):
     case = cases[index]
-    shape, lane = read_shape(case["config"]), Lane(**{**case["lane"], "captures": (1,)})
-    plan = plan_blocks(plan_layers(shape, lane))
+    shape, preset = read_shape(case["config"]), Preset(**{**case["preset"], "captures": (1,)})
+    plan = plan_blocks(plan_layers(shape, preset))
     ours = {
-        "block_tokens": block_tokens(shape, lane),
+        "block_tokens": block_tokens(shape, preset),
         "block_bytes": plan.block_bytes,
-        "need_bytes": plan.need_bytes(lane.max_model_len),
-        "max_context": plan.max_context(case["pin"], lane.max_model_len),
+        "need_bytes": plan.need_bytes(preset.max_model_len),
+        "max_context": plan.max_context(case["pin"], preset.max_model_len),
         "groups": len(plan.groups),
     }
     assert ours == planned[index]

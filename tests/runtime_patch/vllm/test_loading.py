@@ -5,7 +5,7 @@ import pytest
 from tests.runtime_patch.vllm.conftest import Case
 
 BLOCK_128 = {"fused_qkv_a_proj", "q_b_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head", "qkv", "proj"}
-# What stock vLLM says to one converted family at a time. MLA's and every o_proj it dequantises to BF16 instead.
+# What stock vLLM says to one converted family at a time. MLA's and every o_proj it dequantizes to BF16 instead.
 STOCK = {
     "kda": "KeyError: 'layers.0.self_attn.in_proj_qkvbfg_a.weight_scale_inv'",
     "mlp": "KeyError: 'layers.0.mlp.",
@@ -81,9 +81,9 @@ def test_two_ranks_hold_their_shares(child, tmp_path):
     assert reports[0]["main"]["digest"] != reports[1]["main"]["digest"]
 
 
-@pytest.mark.parametrize("view", ["stored", "unquantised"])
+@pytest.mark.parametrize("view", ["stored", "unquantized"])
 def test_neutral_elsewhere(parent, look, view):
-    """An NVFP4 and an unquantised checkpoint load the same bits into the same kernels with and without the plugin."""
+    """An NVFP4 and an unquantized checkpoint load the same bits into the same kernels with and without the plugin."""
     job = {"checkpoint": str(parent), "view": view}
     with_plugin, without = look(job), look(job, plugin=False)
     assert_whole(with_plugin, ["main"])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.runtime_patch import lanes
+from shardmill.runtime_patch import presets
 from shardmill.runtime_patch.kv_budget import budget
 
 TOKENS = 524_288
@@ -69,12 +69,12 @@ def test_budget_is_the_planner(rank_of_two, look, draft, pool):
 
 
 def test_lanes_parse_and_the_indexer_is_cut(child, look):
-    """vLLM's own parser takes every lane's command, and its chunker's numbers are those that the lanes rest on."""
-    commands = {name: lanes.command(lanes.load(name), str(child))[2:] for name in lanes.names()}
+    """vLLM's own parser takes every preset's command, and its chunker's numbers are those that the presets rest on."""
+    commands = {name: presets.command(presets.load(name), str(child))[2:] for name in presets.names()}
     report = look({"checkpoint": str(child), "commands": commands}, module="flags_probe")
     assert "error" not in report, report["error"]
-    for name in lanes.names():
-        serve = lanes.load(name).serve
+    for name in presets.names():
+        serve = presets.load(name).serve
         got = report[name]
         assert got["max_model_len"] == serve["max_model_len"]
         assert got["kv_cache_memory_bytes"] == serve["kv_cache_memory_bytes"]

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from shardmill.verify.fit.answer import GUARD_BYTES, judge, ladder
 from shardmill.verify.fit.cards import CARDS, Card
-from shardmill.verify.fit.lane import Lane
 from shardmill.verify.fit.layers import plan_layers
 from shardmill.verify.fit.planner import plan_blocks
+from shardmill.verify.fit.preset import Preset
 from shardmill.verify.fit.published.attempts import mlp_alone, tell
 from shardmill.verify.fit.published.boots import BOOTS, GLM_5_3_FLASH_SERVED
 from shardmill.verify.fit.scratch import scratch_terms
@@ -24,7 +24,7 @@ GIB = 1 << 30
 MIB = 1 << 20
 SHAPE = read_shape(GLM_5_3_FLASH_SERVED)
 CARD = CARDS["rtx-pro-6000"]
-LANE = Lane(
+PRESETS = Preset(
     "everything",
     tensor_parallel=2,
     max_model_len=524_288,
@@ -40,8 +40,8 @@ LANE = Lane(
 )
 
 
-def weights(headers, lane=LANE):
-    return weights_per_rank(headers, 2, layers=45, draft=lane.draft_tokens > 0, vision=lane.images > 0)
+def weights(headers, preset=PRESETS):
+    return weights_per_rank(headers, 2, layers=45, draft=preset.draft_tokens > 0, vision=preset.images > 0)
 
 
 def card_with_free(free: int, answer_free: int) -> Card:
@@ -50,23 +50,23 @@ def card_with_free(free: int, answer_free: int) -> Card:
 
 
 def test_the_published_lane_is_too_close_to_call_and_a_lower_rung_fits():
-    answer = judge(SHAPE, LANE, weights(converted(vision=True)), CARD)
+    answer = judge(SHAPE, PRESETS, weights(converted(vision=True)), CARD)
     assert answer.verdict == "too close to call"
     assert 0 < answer.free_low < GUARD_BYTES < answer.free_high
     assert answer.best_rung == "6666f"
 
 
 def test_the_parent_with_bf16_attention_does_not_fit_even_at_its_best():
-    answer = judge(SHAPE, LANE, weights(parent()), CARD, block_fp8=False)
+    answer = judge(SHAPE, PRESETS, weights(parent()), CARD, block_fp8=False)
     assert answer.verdict == "does not fit"
     assert "even with every term at its low end" in answer.reasons[0]
 
 
 def test_a_pin_one_byte_too_small_does_not_fit_and_names_the_pin():
-    needed = judge(SHAPE, LANE, weights(converted(vision=True)), CARD).pin_needed
+    needed = judge(SHAPE, PRESETS, weights(converted(vision=True)), CARD).pin_needed
     roomy = replace(CARD, total_bytes=120 * GIB, free_at_boot=119 * GIB)
-    small = judge(SHAPE, replace(LANE, pin=needed - 1), weights(converted(vision=True)), roomy)
-    exact = judge(SHAPE, replace(LANE, pin=needed), weights(converted(vision=True)), roomy)
+    small = judge(SHAPE, replace(PRESETS, pin=needed - 1), weights(converted(vision=True)), roomy)
+    exact = judge(SHAPE, replace(PRESETS, pin=needed), weights(converted(vision=True)), roomy)
     assert (small.verdict, exact.verdict) == ("does not fit", "fits")
     assert f"{needed:,} B are needed" in small.reasons[0]
     assert (exact.sequences, exact.max_context) == (1, 526_592)
@@ -74,44 +74,46 @@ def test_a_pin_one_byte_too_small_does_not_fit_and_names_the_pin():
 
 def test_the_verdict_turns_at_the_guard_and_at_an_empty_card():
     own = weights(converted(vision=True))
-    base = judge(SHAPE, LANE, own, CARD)
+    base = judge(SHAPE, PRESETS, own, CARD)
     at = {
         "fits": card_with_free(GUARD_BYTES, base.free_low),
         "too close to call": card_with_free(GUARD_BYTES - 1, base.free_low),
         "does not fit": card_with_free(-1, base.free_high),
     }
-    assert {verdict: judge(SHAPE, LANE, own, card).verdict for verdict, card in at.items()} == {
+    assert {verdict: judge(SHAPE, PRESETS, own, card).verdict for verdict, card in at.items()} == {
         v: v for v in at
     }
 
 
 @pytest.mark.parametrize(("utilization", "boots"), [(0.988, True), (0.989, False)])
 def test_utilisation_from_0989_on_never_boots_pinned_or_not(utilization, boots):
-    answer = judge(SHAPE, replace(LANE, utilization=utilization), weights(converted(vision=True)), CARD)
+    answer = judge(SHAPE, replace(PRESETS, utilization=utilization), weights(converted(vision=True)), CARD)
     assert CARD.boots(utilization) is boots
     assert any("never boots" in reason for reason in answer.reasons) is not boots
 
 
 def test_without_a_pin_the_pool_is_a_range_that_utilisation_and_scratch_leave():
     card = replace(CARD, total_bytes=100 * GIB, free_at_boot=99 * GIB)
-    answer = judge(SHAPE, replace(LANE, pin=None), weights(converted(vision=True)), card)
+    answer = judge(SHAPE, replace(PRESETS, pin=None), weights(converted(vision=True)), card)
     scratch = sum(term.high for term in answer.terms)
     assert answer.pool_low == 95 * GIB - answer.weights.total - scratch
     assert answer.pool_high > answer.pool_low
 
 
 def test_every_scratch_term_says_where_it_comes_from():
-    terms = scratch_terms(SHAPE, replace(LANE, kda_backend="flashkda"), block_fp8=True)
+    terms = scratch_terms(SHAPE, replace(PRESETS, kda_backend="flashkda"), block_fp8=True)
     assert all(term.source and 0 <= term.low <= term.high for term in terms)
     assert {term.standing for term in terms} == {"derived", "measured by others", "guess"}
 
 
 def test_the_indexer_is_bounded_by_its_cap_and_not_by_context():
-    def indexer(lane: Lane) -> int:
-        return sum(t.high for t in scratch_terms(SHAPE, lane, block_fp8=True) if t.name.startswith("indexer"))
+    def indexer(preset: Preset) -> int:
+        return sum(
+            t.high for t in scratch_terms(SHAPE, preset, block_fp8=True) if t.name.startswith("indexer")
+        )
 
-    stock = replace(LANE, indexer_mib=0)
-    assert indexer(LANE) == indexer(replace(LANE, max_model_len=1 << 20)) == 64 * MIB
+    stock = replace(PRESETS, indexer_mib=0)
+    assert indexer(PRESETS) == indexer(replace(PRESETS, max_model_len=1 << 20)) == 64 * MIB
     assert indexer(stock) == (512 + 264) * MIB
     assert indexer(replace(stock, max_model_len=1 << 20)) == (512 + 528) * MIB
 
@@ -119,14 +121,15 @@ def test_the_indexer_is_bounded_by_its_cap_and_not_by_context():
 def test_only_packed_rows_below_528_bytes_are_restaged():
     def restaged(rung: str) -> bool:
         return any(
-            t.name == "rows restaged" for t in scratch_terms(SHAPE, replace(LANE, rung=rung), block_fp8=True)
+            t.name == "rows restaged"
+            for t in scratch_terms(SHAPE, replace(PRESETS, rung=rung), block_fp8=True)
         )
 
     assert [restaged(rung) for rung in ("stock", "8888", "8666", "6666")] == [False, False, True, True]
 
 
 def test_a_lower_rung_needs_a_smaller_pin_and_never_a_worse_verdict():
-    rungs = ladder(SHAPE, LANE, weights(converted(vision=True)), CARD)
+    rungs = ladder(SHAPE, PRESETS, weights(converted(vision=True)), CARD)
     assert [r.rung for r in rungs] == ["stock", "8888", "8666", "6666f", "6666"]
     assert [r.pin_needed for r in rungs] == sorted((r.pin_needed for r in rungs), reverse=True)
     order = {"does not fit": 0, "too close to call": 1, "fits": 2}
@@ -191,9 +194,9 @@ VALUES = st.none() | st.booleans() | NUMBERS | st.text(max_size=3) | st.just([])
     changes=st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=3), ranks=st.sampled_from([1, 2, 3, 64])
 )
 def test_whatever_a_config_says_there_is_a_plan_or_a_sentence(changes, ranks):
-    lane = replace(LANE, tensor_parallel=ranks)
+    preset = replace(PRESETS, tensor_parallel=ranks)
     try:
-        plan = plan_blocks(plan_layers(read_shape({**GLM_5_3_FLASH_SERVED, **changes}), lane))
+        plan = plan_blocks(plan_layers(read_shape({**GLM_5_3_FLASH_SERVED, **changes}), preset))
     except ConfigError:
         return
     assert plan.block_bytes > 0

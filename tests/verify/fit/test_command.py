@@ -1,4 +1,4 @@
-"""`shardmill verify fit` as a user meets it: lanes, JSON, exit codes, boot log, picture."""
+"""`shardmill verify fit` as a user meets it: presets, JSON, exit codes, boot log, picture."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from click.testing import CliRunner
 
 from shardmill.verify.fit.bootlog import LogError, read_log
 from shardmill.verify.fit.commands import fit
-from shardmill.verify.fit.lane import LANES_DIR, LaneError, find_lane, read_lane
 from shardmill.verify.fit.layers import plan_layers
 from shardmill.verify.fit.planner import plan_blocks
+from shardmill.verify.fit.preset import PRESETS_DIR, PresetError, find_preset, read_preset
 from shardmill.verify.fit.published.boots import GLM_5_3_FLASH_SERVED
 from shardmill.verify.fit.shape import read_shape
 from shardmill.verify.fit.weights import DTYPE_BITS
 from tests.verify.fit.glm import converted
 
-LANE = """
+PRESETS = """
 name = "long"
 [serve]
 tensor_parallel_size = 2
@@ -69,9 +69,9 @@ def checkpoint(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def lane(tmp_path) -> str:
+def preset(tmp_path) -> str:
     path = tmp_path / "long.toml"
-    path.write_text(LANE)
+    path.write_text(PRESETS)
     return str(path)
 
 
@@ -79,8 +79,8 @@ def ask(*arguments: str):
     return CliRunner().invoke(fit, [str(a) for a in arguments])
 
 
-def test_json_holds_the_promised_keys_with_the_planners_numbers(checkpoint, lane):
-    result = ask(checkpoint, "--lane", lane, "--json")
+def test_json_holds_the_promised_keys_with_the_planners_numbers(checkpoint, preset):
+    result = ask(checkpoint, "--preset", preset, "--json")
     value = json.loads(result.stdout)
     assert value["kv"]["bytes_per_token"] == pytest.approx(6582.0, abs=0.05)
     assert value["kv"]["need_bytes"] == 3_450_839_040
@@ -91,10 +91,10 @@ def test_json_holds_the_promised_keys_with_the_planners_numbers(checkpoint, lane
     assert result.exit_code == 1
 
 
-def test_flags_override_the_lane(checkpoint, lane):
+def test_flags_override_the_preset(checkpoint, preset):
     flags = ["--rung", "6666", "--no-mtp", "--max-model-len", "262144", "--kda-prefill-backend", "triton"]
-    value = json.loads(ask(checkpoint, "--lane", lane, *flags, "--pin", 5_000_000_000, "--json").stdout)
-    assert (value["lane"]["rung"], value["lane"]["draft_tokens"], value["lane"]["max_model_len"]) == (
+    value = json.loads(ask(checkpoint, "--preset", preset, *flags, "--pin", 5_000_000_000, "--json").stdout)
+    assert (value["preset"]["rung"], value["preset"]["draft_tokens"], value["preset"]["max_model_len"]) == (
         "6666",
         0,
         262144,
@@ -103,25 +103,25 @@ def test_flags_override_the_lane(checkpoint, lane):
     assert "draft layer" not in value["weights"]["families"]
 
 
-def test_without_prefix_caching_the_same_pin_holds_the_context(checkpoint, lane):
-    result = ask(checkpoint, "--lane", lane, "--no-prefix-caching", "--json")
+def test_without_prefix_caching_the_same_pin_holds_the_context(checkpoint, preset):
+    result = ask(checkpoint, "--preset", preset, "--no-prefix-caching", "--json")
     value = json.loads(result.stdout)
     assert value["kv"]["pool_tokens"] == 544_452
     assert (value["verdict"], result.exit_code) == ("fits", 0)
 
 
-def test_a_person_reads_verdict_pin_and_ladder(checkpoint, lane):
-    text = ask(checkpoint, "--lane", lane, "--ladder").output
+def test_a_person_reads_verdict_pin_and_ladder(checkpoint, preset):
+    text = ask(checkpoint, "--preset", preset, "--ladder").output
     assert text.startswith("long: does not fit")
     assert "3,475,845,120 B are needed" in text
     assert "pin to set: 3,475,845,120 B" in text
     assert all(f"\n  {rung} " in text for rung in ("stock", "8888", "8666", "6666f", "6666"))
 
 
-def test_a_boot_log_is_compared_term_by_term(checkpoint, lane, tmp_path):
+def test_a_boot_log_is_compared_term_by_term(checkpoint, preset, tmp_path):
     log = tmp_path / "boot.log"
     log.write_text(LOG)
-    value = json.loads(ask(checkpoint, "--lane", lane, "--log", log, "--json").stdout)
+    value = json.loads(ask(checkpoint, "--preset", preset, "--log", log, "--json").stdout)
     rows = {row["term"]: row for row in value["log"]}
     assert set(rows) == {
         "weights",
@@ -137,10 +137,10 @@ def test_a_boot_log_is_compared_term_by_term(checkpoint, lane, tmp_path):
     assert rows["weights"]["residual"] > 0
 
 
-def test_a_profiled_pool_is_taken_from_the_log_within_its_rounding(checkpoint, lane, tmp_path):
+def test_a_profiled_pool_is_taken_from_the_log_within_its_rounding(checkpoint, preset, tmp_path):
     log = tmp_path / "boot.log"
     log.write_text("Available KV cache memory: 4.54 GiB\nGPU KV cache size: 740,841 tokens\n")
-    value = json.loads(ask(checkpoint, "--lane", lane, "--log", log, "--json").stdout)
+    value = json.loads(ask(checkpoint, "--preset", preset, "--log", log, "--json").stdout)
     row = next(row for row in value["log"] if row["term"] == "pool tokens")
     assert (row["low"], row["high"]) == (737_042, 740_841)
     assert row["residual"] == 0
@@ -153,11 +153,11 @@ def test_a_file_that_is_no_boot_log_is_refused_by_name(tmp_path):
         read_log(path)
 
 
-def test_the_picture_is_the_same_bytes_each_time(checkpoint, lane, tmp_path):
+def test_the_picture_is_the_same_bytes_each_time(checkpoint, preset, tmp_path):
     pytest.importorskip("matplotlib", reason="the picture needs the extra `report`")
     pictures = []
     for name in ("a.svg", "b.svg"):
-        ask(checkpoint, "--lane", lane, "--waterfall", tmp_path / name)
+        ask(checkpoint, "--preset", preset, "--waterfall", tmp_path / name)
         pictures.append((tmp_path / name).read_bytes())
     assert pictures[0] == pictures[1]
     assert b"KV pool" in pictures[0]
@@ -173,21 +173,21 @@ def test_the_published_figures_need_no_checkpoint():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "give a checkpoint's folder and --lane"),
-        (["{checkpoint}", "--lane", "no-such-lane"], "no such lane; lanes in"),
-        (["{checkpoint}", "--lane", "{lane}", "--card", "toaster"], "give one of rtx-pro-6000"),
-        (["{checkpoint}", "--lane", "{lane}", "--waterfall", "a.bmp"], "ends in .svg or .png"),
-        (["{checkpoint}/absent", "--lane", "{lane}"], "there is no such folder"),
+        ([], "give a checkpoint's folder and --preset"),
+        (["{checkpoint}", "--preset", "no-such-preset"], "no such preset; presets in"),
+        (["{checkpoint}", "--preset", "{preset}", "--card", "toaster"], "give one of rtx-pro-6000"),
+        (["{checkpoint}", "--preset", "{preset}", "--waterfall", "a.bmp"], "ends in .svg or .png"),
+        (["{checkpoint}/absent", "--preset", "{preset}"], "there is no such folder"),
     ],
 )
-def test_a_question_that_cannot_be_asked_exits_2_with_a_sentence(checkpoint, lane, arguments, message):
-    result = ask(*(a.format(checkpoint=checkpoint, lane=lane) for a in arguments))
+def test_a_question_that_cannot_be_asked_exits_2_with_a_sentence(checkpoint, preset, arguments, message):
+    result = ask(*(a.format(checkpoint=checkpoint, preset=preset) for a in arguments))
     assert result.exit_code == 2
     assert message in result.output
 
 
-def test_a_folder_without_config_exits_1_with_a_sentence(tmp_path, lane):
-    result = ask(tmp_path, "--lane", lane)
+def test_a_folder_without_config_exits_1_with_a_sentence(tmp_path, preset):
+    result = ask(tmp_path, "--preset", preset)
     assert result.exit_code == 1
     assert "config.json is missing" in result.output
 
@@ -204,29 +204,29 @@ def test_a_folder_without_config_exits_1_with_a_sentence(tmp_path, lane):
     ],
 )
 def test_a_faulty_lane_is_refused_by_file_and_key(tmp_path, text, message):
-    path = tmp_path / "lane.toml"
+    path = tmp_path / "preset.toml"
     path.write_text(text)
-    with pytest.raises(LaneError, match=message):
-        read_lane(path)
+    with pytest.raises(PresetError, match=message):
+        read_preset(path)
 
 
 def test_the_lanes_environment_sizes_the_plugins_scratch(tmp_path):
-    path = tmp_path / "lane.toml"
+    path = tmp_path / "preset.toml"
     path.write_text('[env]\nVLLM_KVQ_INDEXER_MIB = "0"\nVLLM_KVQ_STAGE_MIB = "32"\n')
-    lane = read_lane(path)
-    assert (lane.indexer_mib, lane.logits_mib, lane.stage_mib) == (0, 512, 32)
+    preset = read_preset(path)
+    assert (preset.indexer_mib, preset.logits_mib, preset.stage_mib) == (0, 512, 32)
 
 
 def test_every_lane_of_the_project_is_read():
-    names = sorted(path.stem for path in LANES_DIR.glob("*.toml"))
-    assert [read_lane(find_lane(name)).name for name in names] == names
+    names = sorted(path.stem for path in PRESETS_DIR.glob("*.toml"))
+    assert [read_preset(find_preset(name)).name for name in names] == names
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in LANES_DIR.glob("*.toml")))
+@pytest.mark.parametrize("name", sorted(path.stem for path in PRESETS_DIR.glob("*.toml")))
 def test_every_lane_of_the_project_holds_the_context_that_it_promises(name):
-    lane = read_lane(find_lane(name))
-    plan = plan_blocks(plan_layers(read_shape(GLM_5_3_FLASH_SERVED), lane))
-    assert plan.sequences(lane.pin, lane.max_model_len) >= 1
+    preset = read_preset(find_preset(name))
+    plan = plan_blocks(plan_layers(read_shape(GLM_5_3_FLASH_SERVED), preset))
+    assert plan.sequences(preset.pin, preset.max_model_len) >= 1
 
 
 def test_help_shows_an_example():

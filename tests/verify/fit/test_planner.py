@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmill.verify.fit.lane import ROW_BYTES, Lane
 from shardmill.verify.fit.layers import block_tokens, plan_layers, state_bytes
 from shardmill.verify.fit.planner import KvPlan, LayerCache, plan_blocks
+from shardmill.verify.fit.preset import ROW_BYTES, Preset
 from shardmill.verify.fit.published.boots import GLM_5_3_FLASH_SERVED
 from shardmill.verify.fit.published.fork import plan_fork
 from shardmill.verify.fit.shape import Linear, read_shape
@@ -18,11 +18,11 @@ from shardmill.verify.fit.shape import Linear, read_shape
 SHAPE = read_shape(GLM_5_3_FLASH_SERVED)
 LONG = 524_288
 PIN = 3_390_000_000
-LANE = Lane("512k", tensor_parallel=2, max_model_len=LONG, kv_dtype="fp8", draft_tokens=1)
+PRESETS = Preset("512k", tensor_parallel=2, max_model_len=LONG, kv_dtype="fp8", draft_tokens=1)
 
 
 def plan(**flags: object) -> KvPlan:
-    return plan_blocks(plan_layers(SHAPE, replace(LANE, **flags)))
+    return plan_blocks(plan_layers(SHAPE, replace(PRESETS, **flags)))
 
 
 @pytest.mark.parametrize(
@@ -73,9 +73,9 @@ def test_the_published_pin_holds_the_long_context_without_flashkdas_checkpoint_o
 
 def test_a_block_holds_4352_tokens_and_a_state_of_2195456_bytes():
     linear = next(layer for layer in SHAPE.layers if isinstance(layer, Linear))
-    assert block_tokens(SHAPE, LANE) == 4352
-    assert state_bytes(linear, LANE) == 2_195_456
-    assert state_bytes(linear, replace(LANE, draft_tokens=0)) == 2_170_880
+    assert block_tokens(SHAPE, PRESETS) == 4352
+    assert state_bytes(linear, PRESETS) == 2_195_456
+    assert state_bytes(linear, replace(PRESETS, draft_tokens=0)) == 2_170_880
 
 
 @pytest.mark.parametrize(
@@ -83,13 +83,13 @@ def test_a_block_holds_4352_tokens_and_a_state_of_2195456_bytes():
     [("8666", 1, 6352), ("6666", 1, 6016), ("stock", 0, 8060), ("stock", 1, 8901)],
 )
 def test_the_forks_formula_gives_the_published_bytes_a_token(rung, draft, per_token):
-    lane = replace(LANE, rung=rung, draft_tokens=draft)
-    assert int(plan_fork(SHAPE, lane).bytes_per_token(LONG)) == per_token
+    preset = replace(PRESETS, rung=rung, draft_tokens=draft)
+    assert int(plan_fork(SHAPE, preset).bytes_per_token(LONG)) == per_token
 
 
 def test_the_forks_measured_8050_bytes_a_token_lie_within_two_permille():
-    lane = replace(LANE, draft_tokens=0)
-    assert plan_fork(SHAPE, lane).bytes_per_token(LONG) == pytest.approx(4_241_026_048 / 526_825, rel=2e-3)
+    preset = replace(PRESETS, draft_tokens=0)
+    assert plan_fork(SHAPE, preset).bytes_per_token(LONG) == pytest.approx(4_241_026_048 / 526_825, rel=2e-3)
 
 
 @given(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shardmill.pipeline.plan.readme import child_readme
 from shardmill.pipeline.recipe import read as recipes
 from shardmill.pipeline.recipe.read import Recipe
-from shardmill.pipeline.types import FamilySum
+from shardmill.pipeline.types import FamilySummary
 from shardmill.verify.reading.source import Folder
 from shardmill.verify.report.facts import Facts
 from shardmill.verify.report.families import Told, families_of
@@ -27,9 +27,9 @@ NAMES = st.text(string.ascii_letters + string.digits + " /+_()|:-$<&é", min_siz
 SIZES = st.integers(0, 2**40)
 FAMILIES = st.lists(
     st.builds(
-        FamilySum,
+        FamilySummary,
         name=NAMES.filter(bool),
-        action=st.sampled_from(["keep", "quantize", "drop", "dequantise"]),
+        action=st.sampled_from(["keep", "quantize", "drop", "dequantize"]),
         reason=st.none() | NAMES.filter(bool),
         tensors=st.integers(1, 10**6),
         bytes_before=SIZES,
@@ -49,7 +49,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
 
 @given(families=FAMILIES)
 def test_reading_the_readme_gives_back_the_families_that_were_written(
-    recipe: Recipe, families: list[FamilySum]
+    recipe: Recipe, families: list[FamilySummary]
 ) -> None:
     told = families_of(child_readme(recipe, families, "key", SHARDS[:1], 2).decode())
     assert told == tuple(

@@ -1,4 +1,4 @@
-"""All animals, and how a question is asked of a folder."""
+"""All cases, and how a question is asked of a folder."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from shardmill.verify.questions.loads import loads
 from shardmill.verify.reading.source import Folder
 from shardmill.verify.rules.findings import Report
 from tests.verify.zoo import files, headers, loading, names, scales
-from tests.verify.zoo.case import Animal
+from tests.verify.zoo.case import Case
 
-ANIMALS: tuple[Animal, ...] = (
-    *headers.ANIMALS,
-    *files.ANIMALS,
-    *scales.ANIMALS,
-    *names.ANIMALS,
-    *loading.ANIMALS,
+CASES: tuple[Case, ...] = (
+    *headers.CASES,
+    *files.CASES,
+    *scales.CASES,
+    *names.CASES,
+    *loading.CASES,
 )
 
 QUESTIONS: Mapping[str, Callable[[Path], Report]] = {

@@ -1,4 +1,4 @@
-"""What an animal is: a clean checkpoint, what was done to it, and the rule that must say so."""
+"""What an case is: a clean checkpoint, what was done to it, and the rule that must say so."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.verify.zoo.model import Model
 
 
 @dataclass(frozen=True)
-class Animal:
+class Case:
     """`change` works on the model before it is written, `damage` on the folder after."""
 
     name: str
@@ -34,13 +34,13 @@ class Animal:
 Row = tuple[str, str, str, Callable[..., None]]
 
 
-def changed(question: str, *rows: Row) -> Iterator[Animal]:
+def changed(question: str, *rows: Row) -> Iterator[Case]:
     """(name, base, rule, change of the model)"""
     for name, base, rule, change in rows:
-        yield Animal(name, base, rule, question, change=change)
+        yield Case(name, base, rule, question, change=change)
 
 
-def damaged(question: str, *rows: Row) -> Iterator[Animal]:
+def damaged(question: str, *rows: Row) -> Iterator[Case]:
     """(name, base, rule, damage of the folder)"""
     for name, base, rule, damage in rows:
-        yield Animal(name, base, rule, question, damage=damage)
+        yield Case(name, base, rule, question, damage=damage)

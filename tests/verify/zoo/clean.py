@@ -76,7 +76,7 @@ def _split(tensors: Tensors, files: int) -> dict[str, Tensors]:
     }
 
 
-def _config(quantisation: dict[str, object] | None, **more: object) -> dict[str, object]:
+def _config(quantization: dict[str, object] | None, **more: object) -> dict[str, object]:
     text = {
         "num_hidden_layers": 2,
         "hidden_size": HIDDEN,
@@ -84,7 +84,7 @@ def _config(quantisation: dict[str, object] | None, **more: object) -> dict[str,
         "num_nextn_predict_layers": 1,
     }
     config: dict[str, object] = {"model_type": "glm5_next", "text_config": text, **more}
-    return config | ({"quantization_config": quantisation} if quantisation else {})
+    return config | ({"quantization_config": quantization} if quantization else {})
 
 
 def nvfp4_parent() -> Model:
@@ -95,7 +95,7 @@ def nvfp4_parent() -> Model:
     shards["model-input-scales.safetensors"] = {
         f"{module}.input_scale": scales(f"{module}.in", base=4e-3) for module in sorted(modules)
     }
-    quantisation: dict[str, object] = {
+    quantization: dict[str, object] = {
         "quant_method": "modelopt",
         "quant_algo": "NVFP4",
         "group_size": 16,
@@ -103,7 +103,7 @@ def nvfp4_parent() -> Model:
         "ignore": list(IGNORE),
         "producer": {"name": "modelopt", "version": "0.45.0"},
     }
-    return Model(shards, _config(quantisation), {"tokenizer.json": b"{}"})
+    return Model(shards, _config(quantization), {"tokenizer.json": b"{}"})
 
 
 CONVERTED = tuple(f"{LM}layers.{layer}.self_attn.{x}_proj" for layer in range(3) for x in "qkvo")
@@ -132,8 +132,8 @@ def mixed_child() -> Model:
         f"model.layers.2.{m.removeprefix(draft)}": e for m, e in entries.items() if m.startswith(draft)
     }
     ignore = [pattern for pattern in IGNORE if pattern != "*.self_attn.*"]
-    model.quantisation.pop("group_size")
-    model.quantisation.update(quant_algo="MIXED_PRECISION", quantized_layers=entries, ignore=ignore)
+    model.quantization.pop("group_size")
+    model.quantization.update(quant_algo="MIXED_PRECISION", quantized_layers=entries, ignore=ignore)
     model.manifest = {"sources": sources, "conversions": conversions}
     return model
 
@@ -185,13 +185,13 @@ def deepseek() -> Model:
         yield name, codes(name, *blob.shape)
         yield f"{name}_scale_inv", scales(name, 1, 1)
 
-    quantisation = {
+    quantization = {
         "quant_method": "fp8",
         "fmt": "e4m3",
         "weight_block_size": [128, 128],
         "activation_scheme": "dynamic",
     }
-    return Model(_split(_llama(convert), 2), {**LLAMA, "quantization_config": quantisation})
+    return Model(_split(_llama(convert), 2), {**LLAMA, "quantization_config": quantization})
 
 
 def modelopt_fp8() -> Model:
@@ -203,8 +203,8 @@ def modelopt_fp8() -> Model:
         yield f"{module}.weight_scale", scales(name)
         yield f"{module}.input_scale", scales(shared + "in", base=4e-3)
 
-    quantisation = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}
-    return Model(_split(_llama(convert), 2), {**LLAMA, "quantization_config": quantisation})
+    quantization = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}
+    return Model(_split(_llama(convert), 2), {**LLAMA, "quantization_config": quantization})
 
 
 def modelopt_pbwo() -> Model:
@@ -212,8 +212,8 @@ def modelopt_pbwo() -> Model:
         yield name, codes(name, *blob.shape)
         yield f"{name}_scale", scales(name, 1, 1, 1, 1)
 
-    quantisation = {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO", "ignore": ["lm_head"]}
-    return Model(_split(_llama(convert), 1), {**LLAMA, "quantization_config": quantisation})
+    quantization = {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO", "ignore": ["lm_head"]}
+    return Model(_split(_llama(convert), 1), {**LLAMA, "quantization_config": quantization})
 
 
 def _compressed(form: str, **weights: object) -> dict[str, object]:
@@ -236,8 +236,8 @@ def compressed_channel() -> Model:
         yield name, codes(name, *blob.shape)
         yield f"{name}_scale", scales(name, blob.shape[0], 1)
 
-    quantisation = _compressed("float-quantized", num_bits=8, strategy="channel")
-    return Model(_split(_llama(convert), 1), {**LLAMA, "quantization_config": quantisation})
+    quantization = _compressed("float-quantized", num_bits=8, strategy="channel")
+    return Model(_split(_llama(convert), 1), {**LLAMA, "quantization_config": quantization})
 
 
 def compressed_block() -> Model:
@@ -245,8 +245,8 @@ def compressed_block() -> Model:
         yield name, codes(name, *blob.shape)
         yield f"{name}_scale", scales(name, 1, 1)
 
-    quantisation = _compressed("float-quantized", num_bits=8, strategy="block", block_structure=[128, 128])
-    return Model(_split(_llama(convert), 1), {**LLAMA, "quantization_config": quantisation})
+    quantization = _compressed("float-quantized", num_bits=8, strategy="block", block_structure=[128, 128])
+    return Model(_split(_llama(convert), 1), {**LLAMA, "quantization_config": quantization})
 
 
 def compressed_nvfp4() -> Model:
@@ -261,15 +261,15 @@ def compressed_nvfp4() -> Model:
         yield f"{module}.weight_global_scale", scales(shared, 1, base=6000.0)
         yield f"{module}.input_global_scale", scales(shared + "in", 1, base=300.0)
 
-    quantisation = _compressed("nvfp4-pack-quantized", num_bits=4, strategy="tensor_group", group_size=16)
-    group = quantisation["config_groups"]["group_0"]  # type: ignore[index]
+    quantization = _compressed("nvfp4-pack-quantized", num_bits=4, strategy="tensor_group", group_size=16)
+    group = quantization["config_groups"]["group_0"]  # type: ignore[index]
     group["input_activations"] = {
         "num_bits": 4,
         "type": "float",
         "strategy": "tensor_group",
         "group_size": 16,
     }
-    return Model(_split(_llama(convert), 1), {**LLAMA, "quantization_config": quantisation})
+    return Model(_split(_llama(convert), 1), {**LLAMA, "quantization_config": quantization})
 
 
 def comfy() -> Model:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.verify.zoo.case import Animal, changed, damaged
+from tests.verify.zoo.case import Case, changed, damaged
 from tests.verify.zoo.clean import LM
 from tests.verify.zoo.model import (
     INDEX,
@@ -163,7 +163,7 @@ def _fifo(folder: Path) -> None:
 
 def _entries(edit: Callable[[dict[str, Any]], Any]) -> Callable[[Model], None]:
     def change(model: Model) -> None:
-        edit(model.quantisation["quantized_layers"])
+        edit(model.quantization["quantized_layers"])
 
     return change
 
@@ -172,11 +172,11 @@ CONFIG_ROWS = changed(
     "integrity",
     ("no config", "deepseek", "no-config", lambda m: setattr(m, "config", None)),
     ("config says nothing", "deepseek", "config-silent", lambda m: m.config.pop("quantization_config")),
-    ("declared, none quantised", "plain", "nothing-quantised", lambda m: m.config.update(
+    ("declared, none quantized", "plain", "nothing-quantized", lambda m: m.config.update(
         quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})),
     ("entry without tensors", "mixed_child", "entry-without-tensors", _entries(
         lambda e: e.update({f"{LM}layers.0.self_attn.r_proj": {"quant_algo": "NVFP4", "group_size": 16}}))),
-    ("entry of an unquantised module", "mixed_child", "entry-without-tensors", _entries(
+    ("entry of an unquantized module", "mixed_child", "entry-without-tensors", _entries(
         lambda e: e.update({f"{LM}layers.1.mlp.gate": {"quant_algo": "FP8_BLOCK", "group_size": 32}}))),
     ("tensors without entry", "mixed_child", "tensors-without-entry", _entries(lambda e: e.pop(Q))),
     ("entry of another kind", "mixed_child", "entry-kind", _entries(lambda e: e[Q].update(quant_algo="NVFP4"))),
@@ -184,11 +184,11 @@ CONFIG_ROWS = changed(
     ("entry malformed", "mixed_child", "config-json", _entries(lambda e: e.update({Q: "FP8_BLOCK"}))),
     ("entry with another block", "mixed_child", "entry-block", _entries(lambda e: e[Q].update(group_size=128))),
     ("block size of the config wrong", "deepseek", "entry-block",
-     lambda m: m.quantisation.update(weight_block_size=[64, 64])),
-    ("excluded and quantised", "mixed_child", "entry-excluded", lambda m: m.quantisation["ignore"].append("*.q_proj")),
+     lambda m: m.quantization.update(weight_block_size=[64, 64])),
+    ("excluded and quantized", "mixed_child", "entry-excluded", lambda m: m.quantization["ignore"].append("*.q_proj")),
     ("excluded by a fused name's member", "nvfp4_parent", "entry-excluded",
-     lambda m: m.quantisation["ignore"].append("*.mlp.experts.*")),
-    ("FP8 declared, NVFP4 there", "nvfp4_parent", "entry-kind", lambda m: m.quantisation.update(quant_algo="FP8")),
+     lambda m: m.quantization["ignore"].append("*.mlp.experts.*")),
+    ("FP8 declared, NVFP4 there", "nvfp4_parent", "entry-kind", lambda m: m.quantization.update(quant_algo="FP8")),
     ("legacy config differs", "nvfp4_parent", "configs-differ", lambda m: m.others.update(
         {"hf_quant_config.json": b'{"quantization": {"quant_algo": "FP8"}}'})),
 )  # fmt: skip
@@ -271,7 +271,7 @@ MANIFEST_ROWS = damaged(
         {f"{LM}layers.1.mlp.gate.weight": {"family": "x", "recipe": "amax/1", "block": [32, 32]}}))),
 )  # fmt: skip
 
-ANIMALS: tuple[Animal, ...] = (*INDEX_ROWS, *CONFIG_ROWS, *VALUE_ROWS, *MANIFEST_ROWS)
+CASES: tuple[Case, ...] = (*INDEX_ROWS, *CONFIG_ROWS, *VALUE_ROWS, *MANIFEST_ROWS)
 
 
 def copy_tree(source: Path, target: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.verify.zoo.case import Animal
+from tests.verify.zoo.case import Case
 from tests.verify.zoo.model import raw_file
 
 TWO = {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}
@@ -117,12 +117,10 @@ def _many_metadata(count: int) -> bytes:
     return raw_file(('{"__metadata__":{' + ",".join(f'"{i:x}":""' for i in range(count)) + "}}").encode())
 
 
-ANIMALS: tuple[Animal, ...] = (
-    *(Animal(name, "plain", rule, damage=_replace(data)) for name, (rule, data) in HEADERS.items()),
-    Animal("header of 4 GB", "plain", "header-limit", damage=_sparse((4 << 30) + 100, 4 << 30)),
-    Animal("header of 60 MB of NUL", "plain", "header-json", damage=_sparse((60 << 20) + 100, 60 << 20)),
-    Animal("300,001 empty tensors", "plain", "header-limit", damage=lambda f: _replace(_many(300_001))(f)),
-    Animal(
-        "100,000 metadata", "plain", "header-limit", damage=lambda f: _replace(_many_metadata(100_000))(f)
-    ),
+CASES: tuple[Case, ...] = (
+    *(Case(name, "plain", rule, damage=_replace(data)) for name, (rule, data) in HEADERS.items()),
+    Case("header of 4 GB", "plain", "header-limit", damage=_sparse((4 << 30) + 100, 4 << 30)),
+    Case("header of 60 MB of NUL", "plain", "header-json", damage=_sparse((60 << 20) + 100, 60 << 20)),
+    Case("300,001 empty tensors", "plain", "header-limit", damage=lambda f: _replace(_many(300_001))(f)),
+    Case("100,000 metadata", "plain", "header-limit", damage=lambda f: _replace(_many_metadata(100_000))(f)),
 )

@@ -1,6 +1,6 @@
 """A checkpoint as plain dicts, and its bytes on disk. Shares no code with the writer or the judge.
 
-The bytes are written by hand, so that a zoo animal may be as wrong as it likes.
+The bytes are written by hand, so that a zoo case may be as wrong as it likes.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Model:
         shard[new] = shard.pop(old)
 
     @property
-    def quantisation(self) -> dict[str, Any]:
+    def quantization(self) -> dict[str, Any]:
         assert self.config is not None
         value: dict[str, Any] = self.config["quantization_config"]
         return value

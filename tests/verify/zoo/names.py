@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tests.verify.zoo.case import Animal, changed
+from tests.verify.zoo.case import Case, changed
 from tests.verify.zoo.clean import LM
 from tests.verify.zoo.model import Model, bf16, codes, scales
 
@@ -22,15 +22,15 @@ def _drop(*fronts: str) -> Callable[[Model], None]:
 
 
 def _ignore(edit: Callable[[list[str]], object]) -> Callable[[Model], None]:
-    return lambda model: edit(model.quantisation["ignore"]) and None
+    return lambda model: edit(model.quantization["ignore"]) and None
 
 
 def _runtime_names(model: Model) -> None:
     """Written for a runtime's module names that no mapping leads to."""
-    model.quantisation["ignore"] = [f"transformer.h.{i}.attn" for i in range(50)]
+    model.quantization["ignore"] = [f"transformer.h.{i}.attn" for i in range(50)]
 
 
-def _quantise(module: str, side: int = 32) -> Callable[[Model], None]:
+def _quantize(module: str, side: int = 32) -> Callable[[Model], None]:
     """Replaces a BF16 weight by codes and block scales, undeclared."""
 
     def change(model: Model) -> None:
@@ -43,10 +43,10 @@ def _quantise(module: str, side: int = 32) -> Callable[[Model], None]:
     return change
 
 
-def _quantised_router(model: Model) -> None:
-    _quantise(f"{LM}layers.1.mlp.gate")(model)
+def _quantized_router(model: Model) -> None:
+    _quantize(f"{LM}layers.1.mlp.gate")(model)
     entry = {"quant_algo": "FP8_BLOCK", "group_size": 32}
-    model.quantisation["quantized_layers"][f"{LM}layers.1.mlp.gate"] = entry
+    model.quantization["quantized_layers"][f"{LM}layers.1.mlp.gate"] = entry
 
 
 def _plain(module: str) -> Callable[[Model], None]:
@@ -68,28 +68,28 @@ def _reblock(module: str, side: int) -> Callable[[Model], None]:
         model.find(f"{module}.weight")[f"{module}.weight_scale_inv"] = scales(
             "x", -(-R // side), -(-C // side)
         )
-        model.quantisation["quantized_layers"][module]["group_size"] = side
+        model.quantization["quantized_layers"][module]["group_size"] = side
 
     return change
 
 
-def rows() -> Iterator[Animal]:
+def rows() -> Iterator[Case]:
     yield from changed(
         "lint",
         ("an exclusion with a typo", "nvfp4_parent", "exclude-idle", _ignore(lambda i: i.append("*.mlp.gaet"))),
-        ("router not excluded", "nvfp4_parent", "claimed-not-quantised", _ignore(lambda i: i.remove("*.mlp.gate"))),
-        ("MTP layer not excluded", "nvfp4_parent", "claimed-not-quantised", _ignore(lambda i: i.remove("*.eh_proj"))),
-        ("typo leaves attention claimed", "nvfp4_parent", "claimed-not-quantised", _ignore(
+        ("router not excluded", "nvfp4_parent", "claimed-not-quantized", _ignore(lambda i: i.remove("*.mlp.gate"))),
+        ("MTP layer not excluded", "nvfp4_parent", "claimed-not-quantized", _ignore(lambda i: i.remove("*.eh_proj"))),
+        ("typo leaves attention claimed", "nvfp4_parent", "claimed-not-quantized", _ignore(
             lambda i: i.remove("*.self_attn.*") or i.append("*.self_atn.*"))),
         ("no exclusion matches", "nvfp4_parent", "excludes-all-idle", _runtime_names),
-        ("router excluded and quantised", "mixed_child", "entry-excluded", _quantised_router),
-        ("one Linear of fp8 left in BF16", "deepseek", "claimed-not-quantised",
+        ("router excluded and quantized", "mixed_child", "entry-excluded", _quantized_router),
+        ("one Linear of fp8 left in BF16", "deepseek", "claimed-not-quantized",
          _plain("model.layers.1.self_attn.o_proj")),
-        ("one Linear of llm-compressor left in BF16", "compressed_channel", "claimed-not-quantised",
+        ("one Linear of llm-compressor left in BF16", "compressed_channel", "claimed-not-quantized",
          _plain("model.layers.1.mlp.down_proj")),
         ("k left out of a fused group", "deepseek", "fused-group-mixed", _plain("model.layers.1.self_attn.k_proj")),
-        ("gate quantised, up not", "mixed_child", "fused-group-mixed",
-         _quantise(f"{LM}layers.0.mlp.gate_proj")),
+        ("gate quantized, up not", "mixed_child", "fused-group-mixed",
+         _quantize(f"{LM}layers.0.mlp.gate_proj")),
         ("one member with another block", "mixed_child", "fused-group-mixed", _reblock(f"{ATTENTION}v_proj", 64)),
         ("a fused member missing", "deepseek", "fused-member-missing", _drop("model.layers.1.self_attn.k_proj.")),
         ("a trunk layer missing", "deepseek", "layer-missing", _drop("model.layers.0.")),
@@ -105,8 +105,8 @@ def rows() -> Iterator[Animal]:
         ("exclusion that is no expression", "compressed_channel", "exclude-pattern",
          _ignore(lambda i: i.append("re:["))),
         ("exclusions not a list", "compressed_channel", "config-json",
-         lambda m: m.quantisation.update(ignore="lm_head")),
+         lambda m: m.quantization.update(ignore="lm_head")),
     )  # fmt: skip
 
 
-ANIMALS: tuple[Animal, ...] = tuple(rows())
+CASES: tuple[Case, ...] = tuple(rows())

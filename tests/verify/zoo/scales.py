@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 
-from tests.verify.zoo.case import Animal, changed
+from tests.verify.zoo.case import Case, changed
 from tests.verify.zoo.clean import LM
 from tests.verify.zoo.model import Blob, Model, bits, f32, patch
 
@@ -68,7 +68,7 @@ def _drop_inputs(model: Model) -> None:
 
 def _weight_only(model: Model) -> None:
     group = {"targets": ["Linear"], "weights": {"num_bits": 4, "group_size": 16}, "input_activations": None}
-    model.quantisation["config_groups"] = {"group_0": group}
+    model.quantization["config_groups"] = {"group_0": group}
 
 
 def _split_w13(model: Model) -> None:
@@ -80,7 +80,7 @@ def _split_w13(model: Model) -> None:
 
 
 def _ue8m0(model: Model) -> None:
-    model.quantisation["scale_fmt"] = "ue8m0"
+    model.quantization["scale_fmt"] = "ue8m0"
 
 
 def _rename(old: str, new: str) -> Callable[[Model], None]:
@@ -96,7 +96,7 @@ def _no_scale(model: Model) -> None:
     model.drop(f"{EXPERTS}1.gate_proj.input_scale")
 
 
-def rows() -> Iterator[Animal]:
+def rows() -> Iterator[Case]:
     yield from changed(
         "lint",
         ("input scales all 1.0", "nvfp4_parent", "placeholder-input-scale", _leaf("input_scale", 1.0)),
@@ -150,4 +150,4 @@ def rows() -> Iterator[Animal]:
     )  # fmt: skip
 
 
-ANIMALS: tuple[Animal, ...] = tuple(rows())
+CASES: tuple[Case, ...] = tuple(rows())

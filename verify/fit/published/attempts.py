@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardmill.verify.fit.cards import CARDS
-from shardmill.verify.fit.lane import Lane
+from shardmill.verify.fit.preset import Preset
 from shardmill.verify.fit.published.fork import plan_fork
 from shardmill.verify.fit.scratch import BLOCK_FP8_PATH_BYTES
 from shardmill.verify.fit.shape import Shape
@@ -45,7 +45,7 @@ class Attempt:
     outcome: Outcome
     weights_gib: float
     scratch_gib: float
-    lane: Lane
+    preset: Preset
     calibrates: bool = False
     pool_tokens: int | None = None
     free_mib: tuple[int, int] | None = None
@@ -66,8 +66,8 @@ class Told:
         return self.outcome == self.attempt.outcome
 
 
-def _lane(rung: str, draft: int, pin: int | None, utilization: float = 0.95) -> Lane:
-    return Lane(
+def _preset(rung: str, draft: int, pin: int | None, utilization: float = 0.95) -> Preset:
+    return Preset(
         "published",
         tensor_parallel=2,
         max_model_len=CONTEXT,
@@ -86,18 +86,18 @@ ATTEMPTS: tuple[Attempt, ...] = (
         "does not fit",
         TEXT_GIB,
         UNBOUNDED_GIB + SECOND_BATCH_GIB,
-        _lane("stock", 0, None, 0.985),
+        _preset("stock", 0, None, 0.985),
         available_gib=3.08,
         need_gib=3.92,
     ),
-    Attempt("B", "util 0.99", "never boots", TEXT_GIB, UNBOUNDED_GIB, _lane("stock", 0, None, 0.99)),
+    Attempt("B", "util 0.99", "never boots", TEXT_GIB, UNBOUNDED_GIB, _preset("stock", 0, None, 0.99)),
     Attempt(
         "B3",
         "pinned pool, boots and serves short prompts",
         "fits",
         TEXT_GIB,
         UNBOUNDED_GIB - CONTEXT_PART_GIB,
-        _lane("stock", 0, B3_PIN),
+        _preset("stock", 0, B3_PIN),
     ),
     Attempt(
         "C1",
@@ -105,7 +105,7 @@ ATTEMPTS: tuple[Attempt, ...] = (
         "does not fit",
         TEXT_GIB,
         UNBOUNDED_GIB + SECOND_BATCH_GIB,
-        _lane("stock", 0, B3_PIN),
+        _preset("stock", 0, B3_PIN),
     ),
     Attempt(
         "C2",
@@ -113,7 +113,7 @@ ATTEMPTS: tuple[Attempt, ...] = (
         "fits",
         TEXT_GIB,
         UNBOUNDED_GIB,
-        _lane("stock", 0, 4_241_026_048),
+        _preset("stock", 0, 4_241_026_048),
         calibrates=True,
         pool_tokens=526_825,
         free_mib=(290, 290),
@@ -124,7 +124,7 @@ ATTEMPTS: tuple[Attempt, ...] = (
         "does not fit",
         DRAFT_VISION_GIB,
         BOUNDED_GIB,
-        _lane("stock", 1, 4_680_000_000),
+        _preset("stock", 1, 4_680_000_000),
     ),
     Attempt(
         "D2",
@@ -132,7 +132,7 @@ ATTEMPTS: tuple[Attempt, ...] = (
         "fits",
         DRAFT_VISION_GIB,
         BOUNDED_GIB,
-        _lane("6666", 1, 3_300_000_000),
+        _preset("6666", 1, 3_300_000_000),
         calibrates=True,
         pool_tokens=548_560,
         free_mib=(270, 270),
@@ -143,7 +143,7 @@ ATTEMPTS: tuple[Attempt, ...] = (
         "fits",
         DRAFT_FP8_VISION_GIB,
         BOUNDED_GIB,
-        _lane("8666", 1, 3_390_000_000),
+        _preset("8666", 1, 3_390_000_000),
         pool_tokens=532_684,
         free_mib=(110, 290),
     ),
@@ -156,13 +156,13 @@ def tell(shape: Shape) -> Sequence[Told]:
 
 
 def _tell(attempt: Attempt, shape: Shape) -> Told:
-    lane, plan = attempt.lane, plan_fork(shape, attempt.lane)
+    preset, plan = attempt.preset, plan_fork(shape, attempt.preset)
     need = plan.need_bytes(CONTEXT) / GIB
-    budget = CARD.total_bytes * lane.utilization / GIB - attempt.weights_gib
-    available = lane.pin / GIB if lane.pin else budget - attempt.scratch_gib
-    free = CARD.free_at_boot / GIB - attempt.weights_gib - attempt.scratch_gib - (lane.pin or 0) / GIB
+    budget = CARD.total_bytes * preset.utilization / GIB - attempt.weights_gib
+    available = preset.pin / GIB if preset.pin else budget - attempt.scratch_gib
+    free = CARD.free_at_boot / GIB - attempt.weights_gib - attempt.scratch_gib - (preset.pin or 0) / GIB
     outcome: Outcome = "fits" if available >= need and free >= 0 else "does not fit"
-    if not CARD.boots(lane.utilization):
+    if not CARD.boots(preset.utilization):
         outcome = "never boots"
     pool_tokens = plan.pool_tokens(int(available * GIB), CONTEXT)
     return Told(attempt, outcome, tuple(_figures(attempt, need, available, free * 1024, pool_tokens)))
@@ -201,6 +201,6 @@ def mlp_alone(shape: Shape) -> Partial:
     Its pool held 340,163 tokens at a maximum of 315,392, with stock rows and the draft on.
     """
     before, codes, scales = 3_070_230_528, 1_535_115_264, 374_784
-    plan = plan_fork(shape, _lane("stock", 1, None))
+    plan = plan_fork(shape, _preset("stock", 1, None))
     pool = 340_163 * plan.bytes_per_token(315_392)
     return Partial((before - codes - scales) // 2, BLOCK_FP8_PATH_BYTES, pool)

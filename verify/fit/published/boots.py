@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shardmill.verify.fit.lane import Lane
 from shardmill.verify.fit.layers import block_tokens, plan_layers
 from shardmill.verify.fit.planner import KvPlan, plan_blocks
+from shardmill.verify.fit.preset import Preset
 from shardmill.verify.fit.shape import Shape, read_shape
 
 GIB = 1 << 30
@@ -29,41 +29,41 @@ class Boot:
     logged: float
     source: str
     config: Mapping[str, Any]
-    lane: Lane
-    predict: Callable[[Shape, Lane, KvPlan], tuple[float, float]]
+    preset: Preset
+    predict: Callable[[Shape, Preset, KvPlan], tuple[float, float]]
 
     def residual(self) -> tuple[float, float, float]:
         """(least, greatest, relative distance of the logged figure from that range; 0 inside it)."""
         shape = read_shape(self.config)
-        low, high = self.predict(shape, self.lane, plan_blocks(plan_layers(shape, self.lane)))
+        low, high = self.predict(shape, self.preset, plan_blocks(plan_layers(shape, self.preset)))
         nearest = min(max(self.logged, low), high)
         return low, high, (self.logged - nearest) / nearest
 
 
-def pool_tokens(gib: float) -> Callable[[Shape, Lane, KvPlan], tuple[float, float]]:
+def pool_tokens(gib: float) -> Callable[[Shape, Preset, KvPlan], tuple[float, float]]:
     """Logged cache size for a pool printed as `gib`, to two digits."""
 
-    def predict(_: Shape, lane: Lane, plan: KvPlan) -> tuple[float, float]:
+    def predict(_: Shape, preset: Preset, plan: KvPlan) -> tuple[float, float]:
         pools = (int((gib - 0.005) * GIB), int((gib + 0.005) * GIB))
-        low, high = (plan.pool_tokens(pool, lane.max_model_len) for pool in pools)
+        low, high = (plan.pool_tokens(pool, preset.max_model_len) for pool in pools)
         return low, high
 
     return predict
 
 
-def need_gib(_: Shape, lane: Lane, plan: KvPlan) -> tuple[float, float]:
+def need_gib(_: Shape, preset: Preset, plan: KvPlan) -> tuple[float, float]:
     """GiB that one request of the full length needs."""
-    need = plan.need_bytes(lane.max_model_len) / GIB
+    need = plan.need_bytes(preset.max_model_len) / GIB
     return need, need
 
 
-def tokens_a_block(shape: Shape, lane: Lane, _: KvPlan) -> tuple[float, float]:
-    tokens = block_tokens(shape, lane)
+def tokens_a_block(shape: Shape, preset: Preset, _: KvPlan) -> tuple[float, float]:
+    tokens = block_tokens(shape, preset)
     return tokens, tokens
 
 
-def bytes_a_token(_: Shape, lane: Lane, plan: KvPlan) -> tuple[float, float]:
-    exact = plan.bytes_per_token(lane.max_model_len)
+def bytes_a_token(_: Shape, preset: Preset, plan: KvPlan) -> tuple[float, float]:
+    exact = plan.bytes_per_token(preset.max_model_len)
     return exact, exact
 
 
@@ -123,7 +123,7 @@ GLM_5_3_FLASH_SERVED = {
 }
 
 
-def _old_columns(_: Shape, lane: Lane, plan: KvPlan) -> tuple[float, float]:
+def _old_columns(_: Shape, preset: Preset, plan: KvPlan) -> tuple[float, float]:
     """Until early 2026 vLLM logged (blocks // groups) x tokens a block, here for a pool printed as 2.30 GiB."""
     tokens = plan.groups[0][0].block_tokens
     low, high = (plan.pool_blocks(int(gib * GIB)) // len(plan.groups) * tokens for gib in (2.295, 2.305))
@@ -138,7 +138,7 @@ BOOTS: tuple[Boot, ...] = (
         175_856,
         "vllm-project/vllm#33263",
         _gqa(28, 8),
-        Lane("bf16", max_model_len=1024),
+        Preset("bf16", max_model_len=1024),
         pool_tokens(18.78),
     ),
     Boot(
@@ -148,7 +148,7 @@ BOOTS: tuple[Boot, ...] = (
         24.0,
         "vllm-project/vllm#34076",
         _gqa(48, 4),
-        Lane("bf16", max_model_len=262_144),
+        Preset("bf16", max_model_len=262_144),
         need_gib,
     ),
     Boot(
@@ -158,7 +158,7 @@ BOOTS: tuple[Boot, ...] = (
         178_880,
         "vllm-project/vllm#21348",
         _gqa(94, 4),
-        Lane("bf16", tensor_parallel=4, max_model_len=40_960),
+        Preset("bf16", tensor_parallel=4, max_model_len=40_960),
         pool_tokens(8.11),
     ),
     Boot(
@@ -168,7 +168,7 @@ BOOTS: tuple[Boot, ...] = (
         567_978,
         "noonghunna/club-3090#612",
         _delta_net(40, 2, 32),
-        Lane("fp8", max_model_len=131_072, kv_dtype="fp8", kda_backend="triton"),
+        Preset("fp8", max_model_len=131_072, kv_dtype="fp8", kda_backend="triton"),
         pool_tokens(5.98),
     ),
     Boot(
@@ -178,7 +178,7 @@ BOOTS: tuple[Boot, ...] = (
         302_921,
         "mitchross/talos-argocd-proxmox#1995",
         _delta_net(64, 4, 48),
-        Lane("fp8", tensor_parallel=2, max_model_len=131_072, kv_dtype="fp8", kda_backend="triton"),
+        Preset("fp8", tensor_parallel=2, max_model_len=131_072, kv_dtype="fp8", kda_backend="triton"),
         pool_tokens(4.99),
     ),
     Boot(
@@ -188,7 +188,7 @@ BOOTS: tuple[Boot, ...] = (
         1568,
         "mitchross/talos-argocd-proxmox#1995",
         _delta_net(64, 4, 48),
-        Lane("fp8", tensor_parallel=2, max_model_len=131_072, kv_dtype="fp8", kda_backend="triton"),
+        Preset("fp8", tensor_parallel=2, max_model_len=131_072, kv_dtype="fp8", kda_backend="triton"),
         tokens_a_block,
     ),
     Boot(
@@ -198,7 +198,7 @@ BOOTS: tuple[Boot, ...] = (
         75_840,
         "vllm-project/vllm#28228",
         KIMI_LINEAR,
-        Lane("bf16", tensor_parallel=2, max_model_len=120_000, prefix_caching=False),
+        Preset("bf16", tensor_parallel=2, max_model_len=120_000, prefix_caching=False),
         _old_columns,
     ),
     Boot(
@@ -208,7 +208,7 @@ BOOTS: tuple[Boot, ...] = (
         1152,
         "LMCache/LMCache#5042",
         GLM_5_3_FLASH,
-        Lane("bf16", tensor_parallel=4, max_model_len=131_072, sm=90),
+        Preset("bf16", tensor_parallel=4, max_model_len=131_072, sm=90),
         tokens_a_block,
     ),
     Boot(
@@ -218,7 +218,7 @@ BOOTS: tuple[Boot, ...] = (
         54_728,
         "local-inference-lab/vllm#82",
         GLM_5_2,
-        Lane("fp8", max_model_len=65_536, kv_dtype="fp8", draft_tokens=1),
+        Preset("fp8", max_model_len=65_536, kv_dtype="fp8", draft_tokens=1),
         bytes_a_token,
     ),
 )

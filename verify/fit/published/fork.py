@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardmill.verify.fit.lane import ROW_BYTES, Lane
 from shardmill.verify.fit.layers import state_bytes
 from shardmill.verify.fit.planner import ceil_div
+from shardmill.verify.fit.preset import ROW_BYTES, Preset
 from shardmill.verify.fit.shape import Linear, Shape
 
 NAME = "published-fork"
@@ -40,9 +40,9 @@ class ForkPlan:
         return min(blocks * BLOCK_TOKENS, limit)
 
 
-def plan_fork(shape: Shape, lane: Lane) -> ForkPlan:
+def plan_fork(shape: Shape, preset: Preset) -> ForkPlan:
     """The fork's plan. States: two, one per draft token, and one more, as its prefix caching holds them."""
     linear = [layer for layer in shape.layers if isinstance(layer, Linear)]
-    paged = len(shape.layers) - len(linear) + (len(shape.draft_layers) if lane.draft_tokens else 0)
-    states = sum(state_bytes(layer, lane) for layer in linear) * (3 + lane.draft_tokens)
-    return ForkPlan(paged * (ROW_BYTES[lane.rung] + TAIL_BYTES), states)
+    paged = len(shape.layers) - len(linear) + (len(shape.draft_layers) if preset.draft_tokens else 0)
+    states = sum(state_bytes(layer, preset) for layer in linear) * (3 + preset.draft_tokens)
+    return ForkPlan(paged * (ROW_BYTES[preset.rung] + TAIL_BYTES), states)

@@ -1,4 +1,4 @@
-"""A lane: the flags of one way to serve, read from plain TOML. Lanes of this project lie in runtime_patch/lanes.
+"""A preset: the flags of one way to serve, read from plain TOML. Presets of this project lie in runtime_patch/presets.
 
 Only the flags that decide memory are read here; the launcher knows the others.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-LANES_DIR = Path(__file__).resolve().parents[2] / "runtime_patch" / "lanes"
+PRESETS_DIR = Path(__file__).resolve().parents[2] / "runtime_patch" / "presets"
 
 # Bytes of one token's latent row in one layer. Stock is vLLM's fp8_ds_mla; the others are named by their four tiles.
 ROW_BYTES: Mapping[str, int] = {"stock": 656, "8888": 528, "8666": 444, "6666f": 432, "6666": 416}
@@ -19,12 +19,12 @@ KDA_BACKENDS = ("flashkda", "triton")
 STATE_BYTES: Mapping[str, int] = {"auto": 4, "float32": 4, "bfloat16": 2}
 
 
-class LaneError(ValueError):
-    """A lane cannot be used. The message names the file, the key, what was expected and what was found."""
+class PresetError(ValueError):
+    """A preset cannot be used. The message names the file, the key, what was expected and what was found."""
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class Preset:
     """The flags that decide memory. `pin` None leaves the pool's size to vLLM's profiler and `utilization`."""
 
     name: str
@@ -55,7 +55,7 @@ class Lane:
             ("max_num_batched_tokens", self.batched_tokens),
         ):
             if value < 1:
-                raise LaneError(f"{self.name}: {field} must be at least 1, got {value}")
+                raise PresetError(f"{self.name}: {field} must be at least 1, got {value}")
         _one_of(self.name, "rung", self.rung, ROW_BYTES)
         _one_of(self.name, "kda_prefill_backend", self.kda_backend, KDA_BACKENDS)
         _one_of(self.name, "mamba_ssm_cache_dtype", self.state_dtype, STATE_BYTES)
@@ -66,29 +66,31 @@ class Lane:
         return self.max_sequences * (1 + self.draft_tokens)
 
 
-def find_lane(name: str) -> Path:
-    """The file of a lane given by name or by path. Raises LaneError naming the lanes there are."""
+def find_preset(name: str) -> Path:
+    """The file of a preset given by name or by path. Raises PresetError naming the presets there are."""
     path = Path(name)
     if path.suffix == ".toml" or "/" in name:
         if path.is_file():
             return path
-        raise LaneError(f"{name}: no such lane file")
-    path = LANES_DIR / f"{name}.toml"
+        raise PresetError(f"{name}: no such preset file")
+    path = PRESETS_DIR / f"{name}.toml"
     if path.is_file():
         return path
-    known = ", ".join(sorted(p.stem for p in LANES_DIR.glob("*.toml"))) or "none"
-    raise LaneError(f"{name}: no such lane; lanes in {LANES_DIR}: {known}; or give the path of a .toml file")
+    known = ", ".join(sorted(p.stem for p in PRESETS_DIR.glob("*.toml"))) or "none"
+    raise PresetError(
+        f"{name}: no such preset; presets in {PRESETS_DIR}: {known}; or give the path of a .toml file"
+    )
 
 
-def read_lane(path: Path) -> Lane:
-    """The lane in a TOML file. Raises LaneError for what is not TOML or of a wrong type."""
+def read_preset(path: Path) -> Preset:
+    """The preset in a TOML file. Raises PresetError for what is not TOML or of a wrong type."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise LaneError(f"{path}: cannot be read as TOML: {error}") from None
+        raise PresetError(f"{path}: cannot be read as TOML: {error}") from None
     serve, kv, env = _table(path, data, "serve"), _table(path, data, "kv"), _table(path, data, "env")
     rung = str(kv.get("rung", "stock"))
-    return Lane(
+    return Preset(
         name=str(data.get("name", path.stem)),
         tensor_parallel=_integer(path, serve, "tensor_parallel_size", 1),
         max_model_len=_integer(path, serve, "max_model_len", 131_072),
@@ -112,33 +114,33 @@ def read_lane(path: Path) -> Lane:
     )
 
 
-def override(lane: Lane, **changes: Any) -> Lane:
-    """The lane with those flags changed that are not None."""
-    return replace(lane, **{name: value for name, value in changes.items() if value is not None})
+def override(preset: Preset, **changes: Any) -> Preset:
+    """The preset with those flags changed that are not None."""
+    return replace(preset, **{name: value for name, value in changes.items() if value is not None})
 
 
-def _one_of(lane: str, key: str, value: str, known: Mapping[str, Any] | tuple[str, ...]) -> None:
+def _one_of(preset: str, key: str, value: str, known: Mapping[str, Any] | tuple[str, ...]) -> None:
     if value not in known:
-        raise LaneError(f"{lane}: {key} must be one of {', '.join(known)}, got {value!r}")
+        raise PresetError(f"{preset}: {key} must be one of {', '.join(known)}, got {value!r}")
 
 
 def _table(path: Path, data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     value = data.get(key, {})
     if not isinstance(value, dict):
-        raise LaneError(f"{path}: [{key}] must be a table, got {value!r}")
+        raise PresetError(f"{path}: [{key}] must be a table, got {value!r}")
     return value
 
 
 def _setting(path: Path, env: Mapping[str, Any], name: str, default: int) -> int:
-    """An integer of the lane's environment, where numbers are written as text."""
+    """An integer of the preset's environment, where numbers are written as text."""
     value = str(env.get(name, default))
     if not value.isdigit():
-        raise LaneError(f"{path}: env.{name} must be a whole number of MiB, got {value!r}")
+        raise PresetError(f"{path}: env.{name} must be a whole number of MiB, got {value!r}")
     return int(value)
 
 
 def _integer(path: Path, table: Mapping[str, Any], key: str, default: int | None) -> int:
     value = table.get(key, default)
     if not isinstance(value, int) or isinstance(value, bool):
-        raise LaneError(f"{path}: {key} must be an integer, got {value!r}")
+        raise PresetError(f"{path}: {key} must be an integer, got {value!r}")
     return value

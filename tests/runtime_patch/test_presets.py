@@ -1,29 +1,29 @@
-"""The shipped lanes and the checks that a lane must pass before it starts."""
+"""The shipped presets and the checks that a preset must pass before it starts."""
 
 import tomllib
 from dataclasses import replace
 
 import pytest
 
-from shardmill.runtime_patch import lanes
-from shardmill.runtime_patch.errors import LaneError
+from shardmill.runtime_patch import presets
+from shardmill.runtime_patch.errors import PresetError
 from shardmill.runtime_patch.kv_budget import budget
 
 
 @pytest.fixture
-def lane():
-    return lanes.load("everything-512k")
+def preset():
+    return presets.load("everything-512k")
 
 
-def changed(lane, **serve):
-    return replace(lane, serve=dict(lane.serve) | serve)
+def changed(preset, **serve):
+    return replace(preset, serve=dict(preset.serve) | serve)
 
 
 def test_shipped_lanes_hold_what_they_promise():
-    """Each shipped lane passes its own checks, and its pool holds a request of its full context."""
-    assert lanes.names() == ("c4-262k", "everything-512k", "text-512k")
-    for name in lanes.names():
-        found = lanes.load(name)
+    """Each shipped preset passes its own checks, and its pool holds a request of its full context."""
+    assert presets.names() == ("c4-262k", "everything-512k", "text-512k")
+    for name in presets.names():
+        found = presets.load(name)
         assert found.name == name
         assert found.budget.holds
 
@@ -40,16 +40,16 @@ def test_shipped_lanes_hold_what_they_promise():
     ],
 )
 def test_lane_figures(name, expected):
-    """Context, sequences, batched tokens, pin, captures, rung, speculated tokens and media of each lane."""
-    lane, serve = lanes.load(name), lanes.load(name).serve
+    """Context, sequences, batched tokens, pin, captures, rung, speculated tokens and media of each preset."""
+    preset, serve = presets.load(name), presets.load(name).serve
     assert (
         serve["max_model_len"],
         serve["max_num_seqs"],
         serve["max_num_batched_tokens"],
         serve["kv_cache_memory_bytes"],
         serve["cudagraph_capture_sizes"],
-        lane.rung,
-        lane.speculated,
+        preset.rung,
+        preset.speculated,
         serve["limit_mm_per_prompt"],
     ) == expected
     assert serve["tensor_parallel_size"] == 2
@@ -61,48 +61,48 @@ def test_lane_figures(name, expected):
     assert (serve["tool_call_parser"], serve["reasoning_parser"]) == ("glm47", "glm45")
 
 
-def test_the_published_pins_are_short_on_this_vllm(lane):
+def test_the_published_pins_are_short_on_this_vllm(preset):
     """With FlashKDA the published pin holds no 524,288 tokens: the check says how many bytes would."""
-    (told,) = lanes.check(changed(lane, kda_prefill_backend="flashkda"))
+    (told,) = presets.check(changed(preset, kda_prefill_backend="flashkda"))
     assert "135 blocks of 25,006,080 B; 524,288 tokens need 139, so at least 3,475,845,120" in told
-    text = lanes.load("text-512k")
-    (told,) = lanes.check(changed(text, kv_cache_memory_bytes=4_241_026_048))
+    text = presets.load("text-512k")
+    (told,) = presets.check(changed(text, kv_cache_memory_bytes=4_241_026_048))
     assert "at least 4,289,421,312" in told
 
 
-def test_captures_must_reach_a_whole_decode_step(lane):
+def test_captures_must_reach_a_whole_decode_step(preset):
     """A decode step is (1 + k) tokens a sequence; captures below that run eager."""
-    assert lanes.check(changed(lane, cudagraph_capture_sizes=[1])) != []
-    c4 = lanes.load("c4-262k")
-    (told,) = lanes.check(changed(c4, cudagraph_capture_sizes=[1, 2, 4]))
+    assert presets.check(changed(preset, cudagraph_capture_sizes=[1])) != []
+    c4 = presets.load("c4-262k")
+    (told,) = presets.check(changed(c4, cudagraph_capture_sizes=[1, 2, 4]))
     assert "do not reach 8" in told
 
 
-def test_four_ranks_do_not_load(lane):
+def test_four_ranks_do_not_load(preset):
     """The format loads at one and two ranks."""
-    (told,) = lanes.check(changed(lane, tensor_parallel_size=4))
+    (told,) = presets.check(changed(preset, tensor_parallel_size=4))
     assert "loads at 1 or 2 ranks" in told
 
 
-def test_every_flag_is_explained(lane):
+def test_every_flag_is_explained(preset):
     """A flag without a sentence, and a sentence without a flag, are both found."""
-    told = lanes.check(changed(lane, seed=0))
+    told = presets.check(changed(preset, seed=0))
     assert told == ["[explain] lacks seed"]
-    fewer = {name: value for name, value in lane.serve.items() if name != "reasoning_parser"}
-    assert lanes.check(replace(lane, serve=fewer)) == [
-        "[explain] speaks of reasoning_parser, which the lane does not set"
+    fewer = {name: value for name, value in preset.serve.items() if name != "reasoning_parser"}
+    assert presets.check(replace(preset, serve=fewer)) == [
+        "[explain] speaks of reasoning_parser, which the preset does not set"
     ]
 
 
-def test_command_is_the_flags(lane):
+def test_command_is_the_flags(preset):
     """Booleans become --flag or --no-flag, tables become JSON, and further arguments come last."""
-    words = lanes.command(lane, "/model", ("--port", "9000"))
+    words = presets.command(preset, "/model", ("--port", "9000"))
     assert words[:3] == ["vllm", "serve", "/model"]
     assert words[-2:] == ["--port", "9000"]
     assert "--no-enable-flashinfer-autotune" in words
     assert words[words.index("--compilation-config") + 1] == '{"cudagraph_capture_sizes":[1,2]}'
     assert words[words.index("--speculative-config") + 1] == '{"method":"mtp","num_speculative_tokens":1}'
-    assert lane.environment == {
+    assert preset.environment == {
         "VLLM_KVQ_TILES": "8666",
         "VLLM_KVQ_SCALES": "fine",
         "VLLM_USE_DEEP_GEMM_E8M0": "0",
@@ -113,30 +113,30 @@ def test_command_is_the_flags(lane):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("name =", "not a lane file"),
+        ("name =", "not a preset file"),
         ('name = "x"\nserver = 1', "unknown table server"),
         ('name = "x"\nsummary = ""\n[serve]\n[kv]\n[explain]', "lacks tensor_parallel_size"),
         ("[serve]\nmax_model_len = 1", "lacks"),
     ],
 )
-def test_a_file_that_is_no_lane(tmp_path, text, told):
-    """A broken lane file is one sentence that names it."""
+def test_a_file_that_is_no_preset(tmp_path, text, told):
+    """A broken preset file is one sentence that names it."""
     path = tmp_path / "x.toml"
     path.write_text(text)
-    with pytest.raises(LaneError, match=told):
-        lanes.load(str(path))
+    with pytest.raises(PresetError, match=told):
+        presets.load(str(path))
 
 
 def test_an_unknown_name_lists_the_known():
-    """A lane that does not exist is answered with those that do."""
-    with pytest.raises(LaneError, match="everything-512k"):
-        lanes.load("everything")
+    """A preset that does not exist is answered with those that do."""
+    with pytest.raises(PresetError, match="everything-512k"):
+        presets.load("everything")
 
 
-def test_unknown_rung_or_backend_is_one_sentence(lane):
-    """What the lane's own numbers cannot be computed for is refused first."""
-    assert lanes.check(replace(lane, rung="7777")) != []
-    (told,) = lanes.check(changed(lane, kda_prefill_backend="cute"))
+def test_unknown_rung_or_backend_is_one_sentence(preset):
+    """What the preset's own numbers cannot be computed for is refused first."""
+    assert presets.check(replace(preset, rung="7777")) != []
+    (told,) = presets.check(changed(preset, kda_prefill_backend="cute"))
     assert "flashkda or triton" in told
 
 
@@ -165,8 +165,8 @@ def test_budget_as_the_planner_gave_it(row_bytes, speculated, block_bytes, reque
 
 
 def test_lane_files_are_plain_data():
-    """Every lane is readable by path with a TOML reader alone, under the agreed keys."""
-    for path in lanes.FOLDER.glob("*.toml"):
+    """Every preset is readable by path with a TOML reader alone, under the agreed keys."""
+    for path in presets.FOLDER.glob("*.toml"):
         table = tomllib.loads(path.read_text())
         assert {"name", "summary", "serve", "kv", "env", "explain"} == set(table)
         assert {"rung", "scales"} == set(table["kv"])

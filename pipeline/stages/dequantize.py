@@ -1,4 +1,4 @@
-"""Stage `dequantise`: what starts from the parent's block FP8. Codes become BF16, or get the scales of smaller blocks.
+"""Stage `dequantize`: what starts from the parent's block FP8. Codes become BF16, or get the scales of smaller blocks.
 
 Strip by strip, as in `quantize`; a weight's scales may lie in another file of the parent than its codes. Scales that
 are not finite and positive, and codes that are NaN, are refused with their place.
@@ -17,23 +17,23 @@ from shardmill.kernels.formats import F32, bf16_to_f32
 from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.digest import TensorHash
 from shardmill.pipeline.stages.job import Decoded, ShardJob
-from shardmill.pipeline.types import Dequantise, Piece, Reblock, TensorRef
+from shardmill.pipeline.types import Dequantize, Piece, Reblock, TensorRef
 
 STRIP_BYTES = 1 << 19  # of codes; their BF16 takes twice that
 
 
-def dequantise(job: ShardJob, assignments: tuple[Piece, ...]) -> dict[str, Decoded]:
+def dequantize(job: ShardJob, assignments: tuple[Piece, ...]) -> dict[str, Decoded]:
     """Output tensor -> Decoded, for each piece that is made from the parent's block FP8; its bytes are in place."""
     made = {}
     for piece in assignments:
-        if isinstance(piece.action, Dequantise):
+        if isinstance(piece.action, Dequantize):
             made[piece.ref.name] = _values(job, piece, piece.action)
         elif isinstance(piece.action, Reblock) and piece.part == "scales":
             made[piece.ref.name] = _finer_scales(job, piece, piece.action)
     return made
 
 
-def _values(job: ShardJob, piece: Piece, action: Dequantise) -> Decoded:
+def _values(job: ShardJob, piece: Piece, action: Dequantize) -> Decoded:
     """Codes [R, C] and scales -> BF16 [R, C] in the sink."""
     source, block = piece.source, (action.block.rows, action.block.cols)
     R, C = source.shape

@@ -1,6 +1,6 @@
-"""Serving lanes: data files of flags that are known to belong together, checked before they start.
+"""Serving presets: data files of flags that are known to belong together, checked before they start.
 
-A lane is a TOML file (runtime_patch/lanes). `[serve]` holds vLLM's flags with underscores for dashes, `[kv]` the
+A preset is a TOML file (runtime_patch/presets). `[serve]` holds vLLM's flags with underscores for dashes, `[kv]` the
 row, `[env]` the environment, `[explain]` one sentence for each flag. Anything unknown is refused.
 """
 
@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.runtime_patch import settings
-from shardmill.runtime_patch.errors import LaneError
+from shardmill.runtime_patch.errors import PresetError
 from shardmill.runtime_patch.kv_budget import STOCK_ROW_BYTES, Budget, budget
 
-FOLDER = Path(__file__).parent / "lanes"
+FOLDER = Path(__file__).parent / "presets"
 STOCK = "stock"
 RANKS = (
     1,
@@ -39,8 +39,8 @@ _NEEDED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
-    """A lane as its file says. `serve` maps flag names to values; `speculated` is 0 without a draft."""
+class Preset:
+    """A preset as its file says. `serve` maps flag names to values; `speculated` is 0 without a draft."""
 
     name: str
     summary: str
@@ -64,7 +64,7 @@ class Lane:
 
     @property
     def budget(self) -> Budget:
-        """What the planner makes of the lane's pin."""
+        """What the planner makes of the preset's pin."""
         return budget(
             tokens=self.serve["max_model_len"],
             row_bytes=self.row_bytes,
@@ -76,7 +76,7 @@ class Lane:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The lane's variables, the rung's among them."""
+        """The preset's variables, the rung's among them."""
         rows = {} if self.rung == STOCK else {settings.TILES: self.rung, settings.SCALES: self.scales}
         return rows | dict(self.env)
 
@@ -85,30 +85,30 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
 
 
-def load(name_or_path: str) -> Lane:
-    """A lane by name or by the path of its file, checked. Raises LaneError with every problem found."""
+def load(name_or_path: str) -> Preset:
+    """A preset by name or by the path of its file, checked. Raises PresetError with every problem found."""
     path = Path(name_or_path) if name_or_path.endswith(".toml") else FOLDER / f"{name_or_path}.toml"
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise LaneError(
-            f"no lane {name_or_path!r}; known lanes: {', '.join(names())}, or a path to a .toml"
+        raise PresetError(
+            f"no preset {name_or_path!r}; known presets: {', '.join(names())}, or a path to a .toml"
         ) from error
     try:
-        lane = _lane(tomllib.loads(text))
+        preset = _preset(tomllib.loads(text))
     except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise LaneError(f"{path}: not a lane file: {error}") from error
-    if problems := check(lane):
-        raise LaneError("\n".join(f"{path}: {problem}" for problem in problems))
-    return lane
+        raise PresetError(f"{path}: not a preset file: {error}") from error
+    if problems := check(preset):
+        raise PresetError("\n".join(f"{path}: {problem}" for problem in problems))
+    return preset
 
 
-def _lane(table: Mapping[str, Any]) -> Lane:
+def _preset(table: Mapping[str, Any]) -> Preset:
     if unknown := set(table) - _TABLES:
         raise KeyError(f"unknown table {', '.join(sorted(unknown))}")
     if missing := [key for key in _NEEDED if key not in table["serve"]]:
         raise KeyError(f"[serve] lacks {', '.join(missing)}")
-    return Lane(
+    return Preset(
         name=table["name"],
         summary=table["summary"],
         serve=table["serve"],
@@ -119,43 +119,45 @@ def _lane(table: Mapping[str, Any]) -> Lane:
     )
 
 
-def check(lane: Lane) -> list[str]:
-    """Every reason why the lane would not start, or not keep its promise; empty where there is none."""
+def check(preset: Preset) -> list[str]:
+    """Every reason why the preset would not start, or not keep its promise; empty where there is none."""
     problems = []
-    serve = lane.serve
-    if lane.rung not in (STOCK, *settings.RUNGS) or lane.scales not in settings.SCALE_POLICIES:
-        return [f"[kv] {lane.rung}/{lane.scales} is unknown; rungs: stock, {', '.join(settings.RUNGS)}"]
+    serve = preset.serve
+    if preset.rung not in (STOCK, *settings.RUNGS) or preset.scales not in settings.SCALE_POLICIES:
+        return [f"[kv] {preset.rung}/{preset.scales} is unknown; rungs: stock, {', '.join(settings.RUNGS)}"]
     if serve["kda_prefill_backend"] not in KDA_CHECKPOINTS:
         return [f"kda_prefill_backend {serve['kda_prefill_backend']!r} is unknown; flashkda or triton"]
     if serve["tensor_parallel_size"] not in RANKS:
         return [f"tensor_parallel_size {serve['tensor_parallel_size']}: this format loads at 1 or 2 ranks"]
-    step = (1 + lane.speculated) * serve["max_num_seqs"]
+    step = (1 + preset.speculated) * serve["max_num_seqs"]
     if max(serve["cudagraph_capture_sizes"]) < step:
         problems.append(
             f"cudagraph_capture_sizes {serve['cudagraph_capture_sizes']} do not reach {step}, the tokens of a decode "
-            f"step of {serve['max_num_seqs']} sequences with {lane.speculated} speculated: it would run eager"
+            f"step of {serve['max_num_seqs']} sequences with {preset.speculated} speculated: it would run eager"
         )
     if not serve["enable_prefix_caching"]:
         problems.append("enable_prefix_caching is off: the pool's check below holds with it on alone")
     if serve["kv_cache_dtype"] not in ("fp8", "fp8_ds_mla"):
         problems.append(f"kv_cache_dtype {serve['kv_cache_dtype']!r}: compact rows need fp8 or fp8_ds_mla")
-    if not (found := lane.budget).holds:
+    if not (found := preset.budget).holds:
         problems.append(
             f"kv_cache_memory_bytes {serve['kv_cache_memory_bytes']:,} hold {found.pool_blocks} blocks of "
             f"{found.block_bytes:,} B; {serve['max_model_len']:,} tokens need {found.request_blocks + 1}, so at least "
             f"{found.least_bytes:,}"
         )
-    told = set(lane.explain)
-    wanted = set(serve) | set(lane.env) | ({"rung"} if lane.rung != STOCK else set())
+    told = set(preset.explain)
+    wanted = set(serve) | set(preset.env) | ({"rung"} if preset.rung != STOCK else set())
     problems += [f"[explain] lacks {name}" for name in sorted(wanted - told)]
-    problems += [f"[explain] speaks of {name}, which the lane does not set" for name in sorted(told - wanted)]
+    problems += [
+        f"[explain] speaks of {name}, which the preset does not set" for name in sorted(told - wanted)
+    ]
     return problems
 
 
-def command(lane: Lane, model: str, extra: tuple[str, ...] = ()) -> list[str]:
+def command(preset: Preset, model: str, extra: tuple[str, ...] = ()) -> list[str]:
     """vLLM's command line for a checkpoint; `extra` arguments come last and so win."""
     words = ["vllm", "serve", model]
-    for name, value in lane.serve.items():
+    for name, value in preset.serve.items():
         words += _flag(name, value)
     return words + list(extra)
 
@@ -177,18 +179,18 @@ def _json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def explanation(lane: Lane) -> list[str]:
+def explanation(preset: Preset) -> list[str]:
     """One line a setting: what and why; then what the pool holds."""
-    found = lane.budget
-    lines = [f"{name} = {_shown(value)}: {lane.explain[name]}" for name, value in lane.serve.items()]
-    if lane.rung != STOCK:
+    found = preset.budget
+    lines = [f"{name} = {_shown(value)}: {preset.explain[name]}" for name, value in preset.serve.items()]
+    if preset.rung != STOCK:
         lines.append(
-            f"{settings.TILES} = {lane.rung}, {settings.SCALES} = {lane.scales}: {lane.explain['rung']}"
+            f"{settings.TILES} = {preset.rung}, {settings.SCALES} = {preset.scales}: {preset.explain['rung']}"
         )
-    lines += [f"{name} = {value}: {lane.explain[name]}" for name, value in lane.env.items()]
+    lines += [f"{name} = {value}: {preset.explain[name]}" for name, value in preset.env.items()]
     lines.append(
         f"pool: {found.pool_blocks} blocks of {found.block_bytes:,} B ({found.block_tokens:,} tokens each); "
-        f"{lane.serve['max_model_len']:,} tokens need {found.request_blocks} and the null block, "
+        f"{preset.serve['max_model_len']:,} tokens need {found.request_blocks} and the null block, "
         f"{found.requests:.2f} requests of full length"
     )
     return lines

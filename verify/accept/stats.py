@@ -1,8 +1,8 @@
 """Intervals, bounds and tests for paired token decisions.
 
 Positions of one document are not independent, so intervals come twice: Wilson's, as if they were, and one from
-resampling whole documents. Gates use Wilson's score bound at the effective number of positions (Kish's design
-effect). Checked against scipy and statsmodels and by simulation in tests/accept.
+resampling whole documents. Gates use neither: see `clusters` and `chance`. Checked against scipy and statsmodels and
+by simulation in tests/verify/accept.
 """
 
 from __future__ import annotations

@@ -19,8 +19,13 @@ from numpy.typing import NDArray
 from shardmill.verify.accept.stats import Interval
 
 DOCUMENTS_MIN = 10  # with fewer documents their spread is a guess, and nothing is claimed
-FURTHER = 1.5  # a signed mean is judged as if one more document lay this much further out than the furthest seen
-LOG_FLOOR = 1e-3  # a document's mean counts as at least this share of the overall mean where logarithms are taken
+FURTHER = (
+    1.5  # a signed mean is judged as if one more document lay this much further out than the furthest seen
+)
+LOG_FLOOR = (
+    0.02  # a document's mean counts as at least this share of the overall mean where logarithms are taken
+)
+RESERVE = 0.9  # of the tail that a mean's bounds may miss; the rest is for documents that no model fits
 UNKNOWN = Interval(-np.inf, np.inf)
 
 Floats = NDArray[np.float64]
@@ -85,7 +90,8 @@ def mean_bounds(
         return UNKNOWN
     if not y.any():
         return Interval(0.0, 0.0)
-    return _positive_bounds(y, m, confidence) if positive else _signed_bounds(y, m, confidence)
+    kept = 1 - (1 - confidence) * RESERVE
+    return _positive_bounds(y, m, kept) if positive else _signed_bounds(y, m, kept)
 
 
 def _signed_bounds(sums: Floats, sizes: Floats, confidence: float) -> Interval:

@@ -141,9 +141,7 @@ def claims() -> Iterator[Claim]:
 def share(claim: Claim, draw: Draw, documents: int, correlation: float, runs: int, seed: int) -> float:
     """Share of runs that pass."""
     rng = np.random.Generator(np.random.PCG64(seed))
-    return (
-        sum(claim.outcome(*draw(rng, documents, correlation)) == "PASS" for _ in range(runs)) / runs
-    )
+    return sum(claim.outcome(*draw(rng, documents, correlation)) == "PASS" for _ in range(runs)) / runs
 
 
 def speed_share(rounds: int, runs: int, seed: int) -> float:
@@ -169,7 +167,10 @@ def main() -> int:
             )
             worst = max(worst, *false)
             cells = ("  ".join(f"{100 * s:5.1f}" for s in row) for row in (false, true))
-            print(f"  {documents:3d} documents: passes at the limit {next(cells)} | well inside {next(cells)}", flush=True)
+            print(
+                f"  {documents:3d} documents: passes at the limit {next(cells)} | well inside {next(cells)}",
+                flush=True,
+            )
     for rounds in (2, 5, 10, 24, 80):
         false = speed_share(rounds, asked.runs, asked.seed)
         worst = max(worst, false)

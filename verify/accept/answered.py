@@ -41,8 +41,8 @@ def answered(metric: str, base: Run, test: Run, protocol: Protocol, items: Seque
     asked = [item for item in items if item.kind in kinds]
     good = [item for item in asked if all(_ok(run, item) for run in runs)]
     if kinds == ("score",):
-        counts = [sum(_positions(item, protocol) for item in some) for some in (good, asked)]
-        return Answered(*counts, "positions")
+        right, all_ = (sum(_positions(item, protocol) for item in some) for some in (good, asked))
+        return Answered(right, all_, "positions")
     return Answered(len(good), len(asked), "requests")
 
 

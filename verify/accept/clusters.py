@@ -16,9 +16,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from shardmill.verify.accept.stats import Interval
+from shardmill.verify.accept.stats import DOCUMENTS_MIN, UNKNOWN, Interval
 
-DOCUMENTS_MIN = 10  # with fewer documents their spread is a guess, and nothing is claimed
 FURTHER = (
     1.5  # a signed mean is judged as if one more document lay this much further out than the furthest seen
 )
@@ -26,7 +25,6 @@ LOG_FLOOR = (
     0.02  # a document's mean counts as at least this share of the overall mean where logarithms are taken
 )
 RESERVE = 0.9  # of the tail that a mean's bounds may miss; the rest is for documents that no model fits
-UNKNOWN = Interval(-np.inf, np.inf)
 
 Floats = NDArray[np.float64]
 

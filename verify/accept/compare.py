@@ -31,7 +31,7 @@ from shardmill.verify.accept.measure import (
 from shardmill.verify.accept.protocol import Protocol
 from shardmill.verify.accept.rows import Row
 from shardmill.verify.accept.runs import Run, RunError
-from shardmill.verify.accept.score import Position, entries_of, pair, read_positions
+from shardmill.verify.accept.score import Pair, Position, entries_of, pair, read_positions
 from shardmill.verify.accept.scored import Scored
 from shardmill.verify.accept.stats import mcnemar
 
@@ -189,8 +189,8 @@ def _withhold(
     refuted = ruling.outcome == "FAIL" and ruling.low is None
     if not why or refuted:
         return ruling
-    outcome = "NOT MEASURED" if ruling.outcome == "NOT MEASURED" else "INCONCLUSIVE"
-    return replace(ruling, outcome=outcome, positions=None, why=why)
+    undecided = replace(ruling, positions=None, why=why)
+    return undecided if ruling.value is None else replace(undecided, outcome="INCONCLUSIVE")
 
 
 def _mcnemar(base: Run, test: Run, variant: Run, protocol: Protocol, items: Sequence[Item]) -> dict[str, Any]:

@@ -15,13 +15,12 @@ import numpy as np
 
 from shardmill.verify.accept.chance import RESERVE, chance_of
 from shardmill.verify.accept.clusters import (
-    DOCUMENTS_MIN,
     Floats,
     mean_bounds,
     median_bounds,
     proportion_bounds,
 )
-from shardmill.verify.accept.stats import design_effect, positions_to_decide
+from shardmill.verify.accept.stats import DOCUMENTS_MIN, design_effect, positions_to_decide
 
 Outcome = Literal["PASS", "FAIL", "INCONCLUSIVE", "NOT MEASURED"]
 
@@ -97,7 +96,7 @@ def judge_proportion(
     seen = replace(seen, low=bounds.low, high=bounds.high)
     claim = _outcome(gate, bounds.low, bounds.high)
     if claim == "INCONCLUSIVE":
-        return _undecided(seen, max(design_effect(h, m), effect))
+        return _undecided(seen, max(design_effect(h.tolist(), m.tolist()), effect))
     return _against_chance(seen, claim, h, m)
 
 

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from typing import Any
 
 from shardmill.verify.accept.answered import answered, failures
-from shardmill.verify.accept.clusters import DOCUMENTS_MIN
 from shardmill.verify.accept.compare import Comparison
 from shardmill.verify.accept.diverge import Divergence
 from shardmill.verify.accept.gates import GateResult
@@ -16,13 +15,13 @@ from shardmill.verify.accept.measure import Mean, Measure, Median, Proportion, a
 from shardmill.verify.accept.protocol import Published
 from shardmill.verify.accept.runs import Run
 from shardmill.verify.accept.scored import Scored
-from shardmill.verify.accept.stats import Interval, wilson
+from shardmill.verify.accept.stats import DOCUMENTS_MIN, Interval, wilson
 from shardmill.verify.rules.findings import printable
 
 
-def percent(interval: Interval | None) -> str:
+def percent(interval: Interval) -> str:
     """An interval in percent, rounded outward."""
-    if interval is None:
+    if not interval.known:
         return f"not given: fewer than {DOCUMENTS_MIN} documents"
     low, high = interval.outward(1)
     return f"{low:.1f}-{high:.1f}"
@@ -200,7 +199,7 @@ def _scored_json(scored: Scored) -> dict[str, Any]:
         "agreeing": agreement.hits,
         "design_effect": agreement.effect,
         "wilson": [by_position.low, by_position.high],
-        "by_document": [by_document.low, by_document.high] if by_document else None,
+        "by_document": [by_document.low, by_document.high] if by_document.known else None,
         "kl": scored.kl_figures(),
         "confident_flips": {"hits": flips.hits, "n": flips.n, "documents": len(flips.sizes)},
         "logprob_delta": {

@@ -1,4 +1,7 @@
-"""One line of rows.jsonl: the raw answer to one request, or how it failed. Read strictly: a row may be tampered with."""
+"""One line of rows.jsonl: the raw answer to one request, or how it failed.
+
+Read strictly, so that nothing counts but what `record` wrote.
+"""
 
 from __future__ import annotations
 

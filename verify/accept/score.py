@@ -99,8 +99,13 @@ def _token(place: int, key: Any) -> int:
 
 def _choice(place: int, value: Any) -> tuple[float, int]:
     """Log probability and rank of one shown token."""
-    logprob, rank = (value.get("logprob"), value.get("rank")) if isinstance(value, Mapping) else (None, None)
-    if type(logprob) not in (int, float) or not (isfinite(logprob) and -1e4 < logprob <= 1e-3):
+    shown: Mapping[str, Any] = value if isinstance(value, Mapping) else {}
+    logprob, rank = shown.get("logprob"), shown.get("rank")
+    if (
+        not isinstance(logprob, int | float)
+        or isinstance(logprob, bool)
+        or not (isfinite(logprob) and -1e4 < logprob <= 1e-3)
+    ):
         raise ValueError(f"entry {place}: expected a log probability, got {logprob!r:.40}")
     if type(rank) is not int or rank < 1:
         raise ValueError(f"entry {place}: expected a rank from 1 on, got {rank!r:.40}")

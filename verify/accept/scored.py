@@ -54,7 +54,7 @@ class Scored:
         """Positions where a first choice is not among the other's top K: the divergence is loosest there."""
         return self._share(lambda p: p.outside, lambda p: True)
 
-    def agreement_intervals(self) -> tuple[Interval, Interval | None]:
+    def agreement_intervals(self) -> tuple[Interval, Interval]:
         agreement = self.agreement
         by_document = document_bootstrap(agreement.by_document, agreement.sizes)
         return wilson(agreement.hits, agreement.n), by_document

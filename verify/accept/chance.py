@@ -31,7 +31,7 @@ def chance_of(hits: Floats, sizes: Floats, limit: float, above: bool) -> float:
     hits, sizes: f64 [documents], whole numbers. limit: strictly between 0 and 1. Returns 0 to 1.
     """
     rate = hits.sum() / sizes.sum()
-    likelihoods = [_likelihood(hits, sizes, limit, c) for c in CORRELATIONS]
+    likelihoods = _likelihoods(hits, sizes, limit)
     best = max(likelihoods)
     chances = [
         _tail(_rates(limit, c, shape, tuple(sizes.astype(int).tolist())), rate, above)
@@ -47,17 +47,17 @@ def _tail(rates: Floats, rate: float, above: bool) -> float:
     return float(extreme.mean())
 
 
-def _likelihood(hits: Floats, sizes: Floats, rate: float, correlation: float) -> float:
-    """Log likelihood of the counts under a beta-binomial of this rate and correlation, up to a constant."""
+def _likelihoods(hits: Floats, sizes: Floats, rate: float) -> list[float]:
+    """Log likelihoods of the counts under beta-binomials of this rate, for each of CORRELATIONS, up to a constant."""
     from scipy.special import gammaln
 
     misses = sizes - hits
-    if correlation == 0:
-        return float((hits * np.log(rate) + misses * log1p(-rate)).sum())
-    strength = 1 / correlation - 1
+    independent = float((hits * np.log(rate) + misses * log1p(-rate)).sum())
+    strength = 1 / np.array(CORRELATIONS[1:])[:, None] - 1
     a, b = rate * strength, (1 - rate) * strength
     terms = gammaln(a + hits) - gammaln(a) + gammaln(b + misses) - gammaln(b)
-    return float((terms - gammaln(strength + sizes) + gammaln(strength)).sum())
+    terms += gammaln(strength) - gammaln(strength + sizes)
+    return [independent, *terms.sum(axis=1).tolist()]
 
 
 @lru_cache(maxsize=512)

@@ -10,6 +10,7 @@ tests/verify/accept/coverage.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import exp, sqrt
 from statistics import NormalDist
 
@@ -41,6 +42,12 @@ def freedom(sizes: Floats) -> float:
 
     The smaller of the two for independent and for wholly alike positions. sizes: f64 [documents].
     """
+    return _freedom(tuple(sizes.tolist()))
+
+
+@lru_cache(maxsize=64)
+def _freedom(sizes_of: tuple[float, ...]) -> float:
+    sizes = np.asarray(sizes_of)
     total, count = sizes.sum(), len(sizes)
     residual = np.eye(count) - np.outer(sizes, np.ones(count)) / total
     form = residual.T @ (residual / (1 - sizes / total)[:, None])
@@ -128,6 +135,7 @@ def _positive_bounds(sums: Floats, sizes: Floats, confidence: float) -> Interval
     )
 
 
+@lru_cache(maxsize=64)
 def _student(degrees: float, confidence: float) -> float:
     from scipy.stats import t
 

@@ -72,9 +72,7 @@ def test_a_server_far_outside_fails():
     assert judge_mean(Gate("mean_kl", at_most=0.05), [9.0] * 24, [100] * 24, positive=True).outcome == "FAIL"
 
 
-@given(
-    hits=st.lists(st.integers(0, 50), min_size=1, max_size=30), floor=st.sampled_from([0.5, 0.9, 0.95])
-)
+@given(hits=st.lists(st.integers(0, 50), min_size=1, max_size=30), floor=st.sampled_from([0.5, 0.9, 0.95]))
 def test_a_floor_on_hits_is_a_ceiling_on_misses(hits, floor):
     sizes = [50] * len(hits)
     at_least = judge_proportion(Gate("x", at_least=floor), hits, sizes)

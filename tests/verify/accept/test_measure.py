@@ -207,7 +207,10 @@ def test_a_picture_that_adds_no_prompt_tokens_shows_that_vision_is_off():
 @pytest.mark.parametrize(
     ("reply", "refused"),
     [
-        (Reply(None, "http 4xx", "400: at most 1 image", 1, 0.1), {"vision_limit_refused": Proportion((1,), (1,))}),
+        (
+            Reply(None, "http 4xx", "400: at most 1 image", 1, 0.1),
+            {"vision_limit_refused": Proportion((1,), (1,))},
+        ),
         (Reply({"choices": [{}]}, None, "", 1, 0.1), {"vision_limit_refused": Proportion((0,), (1,))}),
         (Reply(None, "timeout", "", 3, 9.0), {}),
     ],
@@ -309,7 +312,10 @@ def test_the_neutral_protocol_has_the_default_documents_and_its_own_gates():
         ({"scoring": {"window_tokens": 4, "skip_tokens": 16}}, "must exceed skip_tokens"),
         ({"probes": {"nonsense": 1}}, r"probes\.nonsense is not known"),
         ({"gates": [{"metric": "needles"}]}, "needs one of at_least and at_most"),
-        ({"gates": [{"metric": "needels", "at_least": 1.0}]}, "'needels' is no metric; known are top1_agreement"),
+        (
+            {"gates": [{"metric": "needels", "at_least": 1.0}]},
+            "'needels' is no metric; known are top1_agreement",
+        ),
         ({"gates": [{"metric": "needles", "at_least": float("nan")}]}, "needs a finite limit"),
         ({"gates": [{"metric": "needles", "at_least": "1"}]}, r"gates\.at_least: expected float, got '1'"),
         ({"gates": [{"metric": "needles", "at_least": 1.0, "confidence": 2.0}]}, "confidence between"),
@@ -318,7 +324,10 @@ def test_the_neutral_protocol_has_the_default_documents_and_its_own_gates():
         ({"answered_at_least": "all"}, "answered_at_least: expected float"),
         ({"seed": "x"}, "seed: expected int"),
         ({"probes": {"greedy_prompts": [5]}}, r"probes\.greedy_prompts: expected str, got 5"),
-        ({"documents": [{"id": "a", "text": "x"}, {"id": "a", "text": "y"}]}, "two documents have the id 'a'"),
+        (
+            {"documents": [{"id": "a", "text": "x"}, {"id": "a", "text": "y"}]},
+            "two documents have the id 'a'",
+        ),
         ({"documents": [{"id": "a", "token_ids": [1, "b"]}]}, "expected int, got 'b'"),
         ({"gates": [{"at_least": 1.0}]}, "gates: "),
         ({"documents": ["text"]}, "documents must be a table"),

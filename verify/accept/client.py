@@ -140,13 +140,14 @@ def _status_failure(code: int) -> Failure:
 
 def _refusal(error: urllib.error.HTTPError) -> str:
     """A status in words: of a redirect where it leads, else the first of the body."""
-    if error.code < 400:
-        place = error.headers.get("location")
-        return f"{error.code}: redirects to {place}; redirects are not followed, give that address"
-    try:
-        return f"{error.code}: {error.read(500).decode('utf-8', 'replace')}"
-    except (OSError, http.client.HTTPException) as broken:
-        return f"{error.code}: {_reason(broken)}"
+    with error:
+        if error.code < 400:
+            place = error.headers.get("location")
+            return f"{error.code}: redirects to {place}; redirects are not followed, give that address"
+        try:
+            return f"{error.code}: {error.read(500).decode('utf-8', 'replace')}"
+        except (OSError, http.client.HTTPException) as broken:
+            return f"{error.code}: {_reason(broken)}"
 
 
 def _reason(error: Exception) -> str:

@@ -63,12 +63,12 @@ def proportion_bounds(hits: Floats, sizes: Floats, confidence: float, effect: fl
 
     hits, sizes: f64 [documents]. effect: the least design effect to assume.
     """
-    from scipy.stats import beta
+    from scipy.special import betaincinv
 
     n = effective_positions(hits, sizes, confidence, effect)
     x = hits.sum() / sizes.sum() * n
-    low = float(beta.ppf(1 - confidence, x, n - x + 1)) if x > 0 else 0.0
-    high = float(beta.ppf(confidence, x + 1, n - x)) if x < n else 1.0
+    low = float(betaincinv(x, n - x + 1, 1 - confidence)) if x > 0 else 0.0
+    high = float(betaincinv(x + 1, n - x, confidence)) if x < n else 1.0
     return Interval(low, high)
 
 
@@ -115,7 +115,7 @@ def _signed_bounds(sums: Floats, sizes: Floats, confidence: float) -> Interval:
 
 def _positive_bounds(sums: Floats, sizes: Floats, confidence: float) -> Interval:
     """The outer ones of Student's bounds and of those for log-normal documents."""
-    from scipy.stats import chi2
+    from scipy.special import chdtri
 
     mean, weights = sums.sum() / sizes.sum(), sizes / sizes.sum()
     half = _student(freedom(sizes), confidence) * standard_error(sums, sizes)
@@ -125,7 +125,7 @@ def _positive_bounds(sums: Floats, sizes: Floats, confidence: float) -> Interval
     spread = (weights * np.square(logs - middle)).sum() * count / (count - 1)
     from_mean = (_student(count - 1, confidence) ** 2) * spread / count
     high, low = (
-        abs((count - 1) / float(chi2.ppf(tail, count - 1)) - 1) for tail in (1 - confidence, confidence)
+        abs((count - 1) / float(chdtri(count - 1, 1 - tail)) - 1) for tail in (1 - confidence, confidence)
     )
     top = middle + spread / 2 + sqrt(from_mean + (high * spread) ** 2 / 4)
     bottom = middle + spread / 2 - sqrt(from_mean + (low * spread) ** 2 / 4)
@@ -137,19 +137,15 @@ def _positive_bounds(sums: Floats, sizes: Floats, confidence: float) -> Interval
 
 @lru_cache(maxsize=64)
 def _student(degrees: float, confidence: float) -> float:
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
-    return float(t.ppf(confidence, degrees))
+    return float(stdtrit(degrees, confidence))
 
 
 def median_bounds(values: Sequence[float], confidence: float) -> Interval:
     """Two one-sided bounds of a median from order statistics (the sign test); infinite where there are too few."""
-    from scipy.stats import binom
+    from scipy.special import bdtr
 
-    ordered = sorted(values)
-    tail = int(binom.ppf(1 - confidence, len(ordered), 0.5))
-    if binom.cdf(tail, len(ordered), 0.5) > 1 - confidence:
-        tail -= 1
-    if tail < 0:
-        return UNKNOWN
-    return Interval(ordered[tail], ordered[-1 - tail])
+    ordered, count = sorted(values), len(values)
+    left_out = next(k for k in range(count + 1) if bdtr(k, count, 0.5) > 1 - confidence)
+    return Interval(ordered[left_out - 1], ordered[-left_out]) if left_out else UNKNOWN

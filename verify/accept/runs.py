@@ -120,7 +120,8 @@ def read_run(folder: Path) -> Run:
             raise RunError(
                 f"{place}: {row.id} was answered by another server than run.json names; record again"
             )
-        if row.id in rows and rows[row.id].ok:
+        before = rows.get(row.id)
+        if before is not None and before.ok and before.request == row.request:
             raise RunError(f"{place}: {row.id} was answered on line {lines[row.id]} already; record again")
         rows[row.id], lines[row.id] = row, line
     return Run(folder, head.identity, head.protocol, head.tokens, _notes(folder), rows, lines)

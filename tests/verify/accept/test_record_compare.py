@@ -93,10 +93,11 @@ def test_gates_fail_pass_and_give_the_verdict(runs):
     assert said["verdict"] == "FAIL"
 
 
-def test_a_run_compared_with_itself_passes_and_exits_0(runs):
+def test_ten_documents_without_any_difference_do_not_show_an_agreement_of_95_percent(runs):
     result = ask("compare", runs["base"], runs["again"], *WITH)
-    assert result.exit_code == 0
-    assert result.output.startswith("PASS")
+    assert result.exit_code == 1
+    assert result.output.startswith("INCONCLUSIVE")
+    assert re.search(r"INCONCLUSIVE: top1_agreement >= 0\.95: 1\.0000 .*; .* add documents", result.output)
 
 
 def test_probes_are_measured_before_and_after_the_soak(runs):
@@ -136,8 +137,9 @@ def test_a_person_reads_the_noise_floor_above_the_result_and_the_card_holds_both
 
 def test_a_noise_run_of_another_server_is_refused(runs):
     base, again = read_run(runs["base"]), read_run(runs["again"])
+    test, noise = read_run(runs["test"]), replace(again, identity=replace(again.identity, rung="6666"))
     with pytest.raises(RunError, match=r"not of the baseline's server: rung"):
-        compare(base, base, PROTOCOL, [], noise=replace(again, identity=replace(again.identity, rung="6666")))
+        compare(base, test, PROTOCOL, [], noise=noise)
 
 
 def test_greedy_chains_part_at_an_index_and_are_no_gate(runs):

@@ -22,6 +22,7 @@ from shardmill.pipeline.commands.progress import counted, human, meter
 from shardmill.pipeline.manifest.lock import load_lock, lock_path
 from shardmill.pipeline.recipe import read as recipes
 from shardmill.pipeline.run import build as run
+from shardmill.pipeline.run.prepare import prepare
 from shardmill.pipeline.run.unchanged import is_unchanged
 from shardmill.pipeline.stages.job import Settings, Watch
 
@@ -76,7 +77,7 @@ def build(
     if expect_key is None and is_unchanged(recipe, parent, out, settings, lock):
         _show_nothing_to_do(out, time.monotonic() - started, as_json)
         return
-    prepared = run.prepare(recipe, parent, lock, paranoid)
+    prepared = prepare(recipe, parent, lock, paranoid)
     if expect_key not in (None, prepared.plan.key):
         raise click.ClickException(
             f"the plan's key is {prepared.plan.key}, not {expect_key}; nothing was written"

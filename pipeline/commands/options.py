@@ -9,7 +9,7 @@ import click
 from shardmill.pipeline.commands.parent import ParentFolder
 from shardmill.pipeline.manifest.lock import load_lock, lock_path
 from shardmill.pipeline.recipe import read as recipes
-from shardmill.pipeline.run import build as run
+from shardmill.pipeline.run.prepare import prepare
 from shardmill.pipeline.stages.job import Prepared
 
 recipe_option = click.option(
@@ -40,7 +40,7 @@ paranoid_option = click.option(
 
 def planned(config: Path, parent: Path, paranoid: bool = False) -> Prepared:
     """The plan of the recipe at `config` for `parent`, held to the lock beside the recipe."""
-    return run.prepare(recipes.load(config), parent, load_lock(lock_path(config)), paranoid)
+    return prepare(recipes.load(config), parent, load_lock(lock_path(config)), paranoid)
 
 
 def tell(line: str) -> None:

@@ -9,10 +9,11 @@ import click
 
 from shardmill.pipeline.commands.options import json_option, parent_option, recipe_option
 from shardmill.pipeline.commands.progress import human
+from shardmill.pipeline.container.atomic import write_whole
 from shardmill.pipeline.manifest.lock import lock_facts, lock_path
-from shardmill.pipeline.manifest.lock import pin as make_lock
 from shardmill.pipeline.recipe import read as recipes
-from shardmill.pipeline.run import build as run
+from shardmill.pipeline.run.pin import pin as make_lock
+from shardmill.pipeline.run.prepare import prepare
 
 
 @click.command()
@@ -28,7 +29,7 @@ def pin(config: Path, parent: Path, read_all: bool, as_json: bool) -> None:
     Example: shardmill pin -c pipeline.toml --parent /data/parent
     """
     recipe = recipes.load(config)
-    prepared = run.prepare(recipe, parent)
+    prepared = prepare(recipe, parent)
     lock = make_lock(
         prepared.parent,
         recipe.parent.repository,
@@ -37,7 +38,7 @@ def pin(config: Path, parent: Path, read_all: bool, as_json: bool) -> None:
         read_all,
     )
     path = lock_path(config)
-    path.write_bytes(lock.to_json())
+    write_whole(path, lock.to_json())
     facts = lock_facts(lock)
     if as_json:
         click.echo(json.dumps({"lock": str(path), **facts}))

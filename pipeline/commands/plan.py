@@ -16,7 +16,7 @@ from rich.table import Table
 from shardmill.pipeline.commands.options import json_option, parent_option, planned, recipe_option
 from shardmill.pipeline.commands.progress import human
 from shardmill.pipeline.plan.plan import plan_json
-from shardmill.pipeline.run.build import refuse_out
+from shardmill.pipeline.run.place import refuse_out
 from shardmill.pipeline.run.probe import Probed, probe
 from shardmill.pipeline.stages.job import Prepared
 

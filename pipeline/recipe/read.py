@@ -235,11 +235,17 @@ class Recipe(_Table):
 
     _home: Path = PrivateAttr(default=Path())
     _origins: dict[str, _Origin] = PrivateAttr(default_factory=dict)
+    _texts: tuple[str, ...] = PrivateAttr(default=())
 
     @property
     def home(self) -> Path:
         """The recipe's folder, from which the paths in it go out."""
         return self._home
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The TOML that it was read from: its own file's, then that of each recipe that it extends."""
+        return self._texts
 
     def told(self, place: tuple[str, ...], message: str) -> str:
         """A problem with what stands at `place`, e.g. ("stages", "scan"), after its file and line."""
@@ -283,7 +289,8 @@ def load(path: Path) -> Recipe:
     table: dict[str, Any] = {}
     families: dict[Any, tuple[Any, _Origin]] = {}
     origins: dict[str, _Origin] = {}
-    for layer, origin in reversed(_layers(path, ())):
+    layers = _layers(path, ())
+    for layer, origin in reversed(layers):
         table |= layer
         origins |= dict.fromkeys(layer, origin)
         if isinstance(listed := layer.get("family"), list):
@@ -292,6 +299,7 @@ def load(path: Path) -> Recipe:
     try:
         recipe = Recipe.model_validate(table)
         recipe._home, recipe._origins = path.parent, origins
+        recipe._texts = tuple(origin.text for _, origin in layers)
         return recipe
     except ValidationError as error:
         of_families = [origin for _, origin in families.values()]
@@ -306,7 +314,7 @@ def _layers(path: Path, readers: tuple[Path, ...]) -> list[tuple[dict[str, Any],
     if path.resolve() in readers:
         raise RecipeError([f"{path}: extends itself; remove `extends` from one of the files"])
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_bytes().decode("utf-8")  # to the byte: its sha256 is published
         table = tomllib.loads(text)
     except OSError as error:
         raise RecipeError([f"{path}: cannot be read: {error.strerror}; give the recipe with -c"]) from None

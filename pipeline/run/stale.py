@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardmill.pipeline.container.files import CHUNK_BYTES, Buffers, Source
 from shardmill.pipeline.container.header import file_stat, read_header
 from shardmill.pipeline.errors import CheckpointError
-from shardmill.pipeline.manifest.digest import TensorSplitter
-from shardmill.pipeline.manifest.records import Manifest
+from shardmill.pipeline.manifest.records import MANIFEST_FORMAT, Manifest
 from shardmill.pipeline.manifest.store import StatCache
+from shardmill.pipeline.run.digests import tensors_of
 from shardmill.pipeline.types import Header, Parent, Plan, Reconcile, ShardPlan
 
 Digests = Mapping[str, str]
@@ -63,15 +62,15 @@ def _reason(
         return "it was not built yet"
     if shard.file not in manifest.shards:
         return "the checkpoint built before does not have it"
-    if manifest.shards[shard.file].key != shard.key:
-        return _what_changed(shard, sources[0], plan, manifest)
     output = out / shard.file
+    if manifest.shards[shard.file].key != shard.key and not _is_passed_on(shard, output, manifest):
+        return _what_changed(shard, sources[0], plan, manifest)
     if not output.exists():
         return f"it is missing from {out}"
     for source in sources:
         if _stat(seen.parent, source.shard) != parent.stats[source.shard]:
             tell(f"reading the parent's {source.shard}: its size or times are not those seen last")
-            found = _digests(parent.path(source.shard), source)
+            found = tensors_of(parent.path(source.shard), source)
             before = {name: manifest.input_digest(shard.file, name) for name in found}
             if changed := [name for name in found if before[name] not in (found[name], None)]:
                 return f"the parent's {source.shard} changed: {_and_more(changed)}"
@@ -88,23 +87,22 @@ def _stat(seen: Mapping[str, Iterable[int]], file: str) -> tuple[int, ...] | Non
     return tuple(seen[file]) if file in seen else None
 
 
-def _digests(path: Path, header: Header) -> Digests:
-    """Tensor name -> digest of its data as the file holds them now."""
-    splitter = TensorSplitter([(ref.name, ref.bytes) for ref in header.tensors])
-    with Source(path, file_stat(path)) as source:
-        buffer = Buffers().get("chunk", CHUNK_BYTES)
-        for _, chunk in source.chunks(buffer, header.data_begin, header.file_bytes):
-            splitter.update(chunk)
-    return splitter.digests()
-
-
 def _holds(path: Path, header: Header, tensors: Digests) -> bool:
     """Whether the file has the planned header and data of these digests."""
+    return _has_header(path, header) and tensors_of(path, header) == tensors
+
+
+def _has_header(path: Path, header: Header) -> bool:
     try:
-        same_header = read_header(path, header.shard).digest == header.digest
-    except CheckpointError:
+        return read_header(path, header.shard).digest == header.digest
+    except (CheckpointError, OSError):
         return False
-    return same_header and _digests(path, header) == tensors
+
+
+def _is_passed_on(shard: ShardPlan, output: Path, manifest: Manifest) -> bool:
+    """Whether the shard was the parent's own file, and is to be it again: then no key but its bytes decide."""
+    record = manifest.shards[shard.file]
+    return not record.rewritten and not shard.rewritten and _has_header(output, shard.header)
 
 
 def _what_changed(shard: ShardPlan, source: Header, plan: Plan, manifest: Manifest) -> str:
@@ -116,7 +114,11 @@ def _what_changed(shard: ShardPlan, source: Header, plan: Plan, manifest: Manife
         for name in names
         if before.get(name) != now.get(name)
     ]
-    return f"the recipe changed: {_and_more(sorted(changed))}" if changed else "the parent's header changed"
+    if changed:
+        return f"the recipe changed: {_and_more(sorted(changed))}"
+    if manifest.format != MANIFEST_FORMAT:
+        return f"an earlier version built it, whose keys covered less of an action ({manifest.format})"
+    return "the parent's header changed"
 
 
 def _deeds_before(file: str, names: Iterable[str], manifest: Manifest) -> dict[str, str]:
@@ -127,8 +129,8 @@ def _deeds_before(file: str, names: Iterable[str], manifest: Manifest) -> dict[s
         if name in manifest.renamed:
             deeds[name] = f"renamed {manifest.renamed[name]}"
         elif name in manifest.conversions:
-            deed = manifest.conversions[name]
-            deeds[name] = f"{deed['recipe']} {deed['block'][0]}x{deed['block'][1]}"
+            record = manifest.conversions[name]
+            deeds[name] = f"{record.numerics} {record.block[0]}x{record.block[1]}"
     return deeds
 
 

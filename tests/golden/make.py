@@ -124,7 +124,9 @@ def main() -> None:
     places = ["-c", given.folder / "pipeline.toml", "--parent", given.folder / "parent"]
     command = [sys.executable, "-c", f"from {given.module} import main; main()"]
     subprocess.run([*command, "pin", *places, "--read-all"], check=True)
-    subprocess.run([*command, "build", *places, "--out", given.folder / "out", "--kernel", "numpy"], check=True)
+    subprocess.run(
+        [*command, "build", *places, "--out", given.folder / "out", "--kernel", "numpy"], check=True
+    )
     shutil.rmtree(given.folder / "out" / ".shardmill")
 
 

@@ -449,7 +449,7 @@ def test_explain_tells_what_a_cut_build_has_made(
     parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = cut_build(parent, tmp_path / "out", monkeypatch)
-    verdicts = run.explain(prepare(parent), tmp_path / "out", Settings(), lambda line: None)
+    verdicts = run.explain(prepare(parent), tmp_path / "out", Settings(), lambda line: None).shards
     assert all(verdict.reason == "it was not built yet" for verdict in verdicts)
     assert sorted(verdict.file for verdict in verdicts if verdict.staged) == done
 

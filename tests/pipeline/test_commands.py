@@ -138,7 +138,7 @@ def test_json_is_one_object_and_nothing_else(shardmill: Callable[..., Told], pla
     code, out, _ = shardmill("explain", *places, "--json")
     shards = dict.fromkeys(sorted((*SHARDS, SCALES)), "it was not built yet")
     told = json.loads(out)
-    assert (told["shards"], told["staged"], told["accept_runs"]) == (shards, [], [])
+    assert (told["shards"], told["staged"]) == (shards, [])
     assert told["others"][:3] == ["config.json", "README.md", "model.safetensors.index.json"]
     code, out, err = shardmill("build", *places, "--json")
     summary = json.loads(out)
@@ -158,7 +158,7 @@ def test_explain_counts_what_a_cut_build_has_made_apart(
         Verdict("c", None),
     )
     monkeypatch.setattr(run, "explain", lambda *rest: verdicts)
-    monkeypatch.setattr(run, "explain_beside_shards", lambda *rest: ["config.json"])
+    monkeypatch.setattr(run, "stale_beside_shards", lambda *rest: ("config.json",))
     assert shardmill("explain", *places)[1].splitlines() == [
         "a: is made and will be published",
         "b: will be made: it was not built yet",
@@ -302,7 +302,7 @@ def test_an_expected_key_that_is_met_builds(shardmill: Callable[..., Told], plac
     assert shardmill("build", *places, "--expect-key", key)[0] == 0
 
 
-@pytest.mark.parametrize("place", ["remember", "stage", "commit", "start", "keep_receipt"])
+@pytest.mark.parametrize("place", ["save", "stage", "commit", "start", "keep_receipt"])
 def test_an_error_of_the_operating_system_is_a_sentence_too(
     shardmill: Callable[..., Told], places: list[Any], monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -496,7 +496,7 @@ def test_what_a_build_of_another_kind_left_behind_is_removed_though_there_is_not
 
 def test_a_plan_that_is_stopped_does_not_claim_to_go_on(places: list[Any]) -> None:
     script = (
-        "import os, shardmill.pipeline.run.build as run\n"
+        "import os, shardmill.pipeline.run.prepare as run\n"
         "from shardmill.pipeline.commands.main import main\n"
         "run.make_plan = lambda *rest: (os.kill(os.getpid(), 15), __import__('time').sleep(120))\n"
         "main()"

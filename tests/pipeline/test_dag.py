@@ -104,10 +104,10 @@ def test_a_recipe_without_one_of_the_stages_is_refused(parent: Path, name: str) 
         (
             'needs = ["classify", "quantize", "scales"]',
             'needs = ["quantize", "scales"]',
-            "'rewrite' consumes 'assign",
+            "'rewrite' consumes 'pieces",
         ),
-        ('needs = ["scan", "rewrite"]', 'needs = ["rewrite"]', "'index' consumes 'headers'"),
-        ('classify = { needs = ["scan"] }', "classify = { needs = [] }", "'classify' consumes 'headers'"),
+        ('needs = ["scan", "rewrite"]', 'needs = ["rewrite"]', "'index' consumes 'parent'"),
+        ('classify = { needs = ["scan"] }', "classify = { needs = [] }", "'classify' consumes 'parent'"),
         ("scan = { needs = [] }", 'scan = { needs = ["index"] }', "in a circle"),
         (
             "scan = { needs = [] }",

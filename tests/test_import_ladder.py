@@ -32,8 +32,7 @@ pipeline.errors     | -                | - | everything stands on it
 pipeline.types      | errors           | - | planning needs no arrays: the standard library alone
 pipeline.recipe.*   | errors types     | - | it reads TOML and no other file; names are opaque strings
 pipeline.container.* | errors types    | huggingface_hub | bytes in and out: numbers are opaque
-pipeline.manifest.lock | errors types container manifest | - | it reads a parent's bytes, never a kernel
-pipeline.manifest.* | errors types     | - | a record is readable without what made it
+pipeline.manifest.* | errors types container.atomic | - | a record is readable without what made it
 pipeline.plan.*     | errors types recipe container.header manifest.digest | - | it is pure: it opens no file
 pipeline.stages.dag | errors           | - | it orders stages and knows none of them
 pipeline.stages     | stages           | - | the table names the stages and does no work

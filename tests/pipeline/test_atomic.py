@@ -417,7 +417,7 @@ def test_a_worker_that_was_given_up_for_dead_vouches_for_no_other_workers_file(
         tasks.update(all_tasks)
         raise Cut
 
-    monkeypatch.setattr(run, "in_threads", cut)
+    monkeypatch.setattr(schedule, "in_threads", cut)
     with pytest.raises(Cut):
         build(parent, tmp_path / "out")
     first_is_at_it, second_is_at_it, first_is_done = (threading.Event() for _ in range(3))

@@ -157,8 +157,7 @@ def test_explain_counts_what_a_cut_build_has_made_apart(
         Verdict("b", "it was not built yet"),
         Verdict("c", None),
     )
-    monkeypatch.setattr(run, "explain", lambda *rest: verdicts)
-    monkeypatch.setattr(run, "stale_beside_shards", lambda *rest: ("config.json",))
+    monkeypatch.setattr(run, "explain", lambda *rest: run.Explanation(verdicts, ("config.json",)))
     assert shardmill("explain", *places)[1].splitlines() == [
         "a: is made and will be published",
         "b: will be made: it was not built yet",
@@ -200,6 +199,7 @@ def test_the_short_way_out_sees_every_change(
     recipe.write_text(RECIPE.replace("[8, 8]", "[4, 4]"))
     assert SHARDS[2] in made()
     recipe.write_text(RECIPE.replace("[8, 8]", "[4, 4]") + "\n# a remark\n")
+    assert made() == {MANIFEST}, "it holds the recipe's text"
     assert made() == set()
     assert set(json.loads(shardmill("build", *places, "--json", "--no-sha256")[1])["files_written"]) == {
         MANIFEST
@@ -518,7 +518,7 @@ def test_what_a_build_would_refuse_plan_and_explain_refuse_too(
     for out, why in (
         (built.parent / "other", "holds x"),
         (parent, "is the parent itself"),
-        (built / "inside", "lies in the checkpoint"),
+        (built / "inside", "is inside the checkpoint"),
     ):
         code, _, err = shardmill(command, *places[:-1], out)
         assert (code, why in err) == (1, True), err

@@ -11,6 +11,7 @@ import click
 from shardmill.pipeline.commands.options import json_option
 from shardmill.pipeline.errors import BuildError, CheckpointError
 from shardmill.verify.commands.options import Bar, source_at
+from shardmill.verify.reading.atomic import write_whole
 from shardmill.verify.report.facts import Facts
 from shardmill.verify.report.gather import gather
 from shardmill.verify.rules.findings import UnreadableError
@@ -73,8 +74,6 @@ def _write(out: Path, texts: dict[str, str]) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            half = out / f".{name}.part"
-            half.write_text(text, encoding="utf-8", errors="backslashreplace")
-            half.replace(out / name)
+            write_whole(out / name, text.encode(errors="backslashreplace"))
     except OSError as error:
         raise BuildError(f"{out}: cannot be written: {error.strerror}; choose another --out") from None

@@ -1,4 +1,4 @@
-"""Whether a folder is a place for a build: not the parent, not another checkpoint, not somebody's files, not too full."""
+"""Whether a folder is a place for a build: not the parent, no other checkpoint, nobody's files, space enough."""
 
 from __future__ import annotations
 

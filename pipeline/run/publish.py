@@ -153,7 +153,7 @@ def _carried_before(
 def _receipt(
     shard: ShardPlan, made: Mapping[str, Receipt], store: Store, memory: Memory, settings: Settings
 ) -> Receipt:
-    """The shard's receipt, new or from the manifest, with its file's sha256 where one is wanted and without where not."""
+    """The shard's receipt, new or from the manifest, with its file's sha256 if that is wanted."""
     if shard.file in made:
         receipt, folder = made[shard.file], store.staging
     else:

@@ -109,6 +109,7 @@ CONFIG = {
     },
 }
 
+GOLDEN = Path(__file__).parent
 Tensors = dict[str, tuple[str, np.ndarray]]
 
 

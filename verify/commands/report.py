@@ -13,7 +13,7 @@ from shardmill.pipeline.errors import BuildError, CheckpointError
 from shardmill.verify.commands.options import Bar, source_at
 from shardmill.verify.reading.atomic import write_whole
 from shardmill.verify.report.facts import Facts
-from shardmill.verify.report.gather import gather
+from shardmill.verify.report.gather import NoManifestError, gather
 from shardmill.verify.rules.findings import UnreadableError
 
 Renderer = Callable[[Facts], str]
@@ -47,6 +47,8 @@ def report(place: str, parent: str | None, out: Path, as_json: bool) -> None:
     try:
         with Bar() as bar:
             facts = gather(source, origin, bar)
+    except NoManifestError as error:
+        raise CheckpointError(str(error)) from None
     except UnreadableError as error:
         finding = error.finding
         raise CheckpointError(

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-FORMAT = "shardmill/report/1"
+FORMAT = "shardmill/report/2"
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,13 +154,6 @@ def sha256_when_cold(parent: Path, work: Path, rounds: int) -> dict[str, float] 
 BIG_RECIPE = """
 format = 1
 name = "big"
-[stages]
-scan = { needs = [] }
-classify = { needs = ["scan"] }
-quantize = { needs = ["classify"] }
-scales = { needs = ["quantize"] }
-rewrite = { needs = ["classify", "quantize", "scales"] }
-index = { needs = ["scan", "rewrite"] }
 [[family]]
 name = "head"
 match = "lm_head.weight"

@@ -1,8 +1,8 @@
-"""Stage `rewrite`: the output file, from its header to its last byte, and the receipt that tells what it holds.
+"""Stage `rewrite`: the output file, from its header to its last byte, and the receipt of what it holds.
 
 The file is walked once in its own order: what the parent holds is copied in runs of adjacent tensors, scales are
 written, codes (already in place) are read back. So the file's sha256 is taken in the same pass, and every code is
-seen twice by different code: as it was made, and as it stands in the file.
+seen twice by different code: as it was made, and as it is in the file.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from shardmill.pipeline.container.header import header_bytes
 from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.digest import TensorHash, TensorSplitter
 from shardmill.pipeline.manifest.records import Receipt
+from shardmill.pipeline.plan.types import Piece
 from shardmill.pipeline.stages.job import Decoded, Quantized, ShardJob
-from shardmill.pipeline.types import Piece
 
 Digests = dict[str, str]
 
@@ -127,7 +127,7 @@ def _read_back(job: ShardJob, piece: Piece, digest: str, file_hash: Any) -> str:
         seen.update(view)
     if seen.hexdigest() != digest:
         raise BuildError(
-            f"{job.plan.file}: {piece.ref.name} reads back otherwise than it was written; check the disk"
+            f"{job.plan.file}: {piece.ref.name} the read-back differs from what was written; check the disk"
         )
     return digest
 

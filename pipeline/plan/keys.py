@@ -1,4 +1,4 @@
-"""The shard's key: the digest of all that can change its bytes, except the parent's data, whose digests a receipt holds.
+"""The shard's key: the digest of all that can change its bytes, except the parent's data, which a receipt digests.
 
 Every field of every action goes in, and which further tensors it reads. Outputs of the first release have keys of the
 form before, which is computed here too, so that a file whose key proves as much as today's is not made again.

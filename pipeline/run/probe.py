@@ -62,7 +62,8 @@ def _probed(family: str, block: BlockShape, refs: list[TensorRef], parent: Paren
         except NonFinite as fault:
             raise CheckpointError(
                 f"{ref.shard}: {ref.name}: the weight at row {row * block.rows + fault.row}, column "
-                f"{col * block.cols + fault.col} is {fault.value}; fix the parent checkpoint, or keep this tensor's family"
+                f"{col * block.cols + fault.col} is {fault.value}; fix the parent checkpoint, "
+                f"or keep this tensor's family"
             ) from None
         sampled, exact = sampled + blocks, exact + found
     return Probed(family, block, sampled, exact)

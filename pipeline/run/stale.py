@@ -45,13 +45,23 @@ def judge(
 ) -> tuple[Verdict, ...]:
     """One Verdict a shard of the plan. `tell` hears of each file that has to be read to know."""
     headers = {header.shard: header for header in parent.headers}
-    return tuple(
+    verdicts = tuple(
         Verdict(
             shard.file,
             _reason(shard, [headers[file] for file in shard.inputs], plan, parent, out, manifest, seen, tell),
         )
         for shard in plan.shards
     )
+    if taken_over := [
+        shard.file
+        for shard, verdict in zip(plan.shards, verdicts, strict=True)
+        if manifest and verdict.reason is None and manifest.shards[shard.file].key != shard.key
+    ]:
+        tell(
+            f"taking over {_and_more(taken_over)}: an earlier release built it; its key has another form now, "
+            f"its bytes are the planned ones"
+        )
+    return verdicts
 
 
 def _reason(

@@ -8,7 +8,8 @@ import pytest
 
 from shardmill.pipeline.errors import RecipeError
 from shardmill.pipeline.plan.profiles import PROFILES
-from shardmill.pipeline.recipe.read import Recipe, load
+from shardmill.pipeline.recipe.read import load
+from shardmill.pipeline.recipe.tables import Recipe
 from tests.pipeline.conftest import ROOT
 from tests.pipeline.parents import RECIPE, write_recipe
 

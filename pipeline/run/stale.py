@@ -20,7 +20,7 @@ from shardmill.pipeline.manifest.records import Manifest, ShardRecord
 from shardmill.pipeline.manifest.store import StatCache
 from shardmill.pipeline.plan.keys import former_shard_key
 from shardmill.pipeline.plan.types import Plan, ShardPlan
-from shardmill.pipeline.types import BlockShape, Header, Parent
+from shardmill.pipeline.types import SCALE_SUFFIXES, BlockShape, Header, Parent
 
 Digests = Mapping[str, str]
 _READ = "changed"  # the words for a tensor that goes into others: scales that are consumed, halves that are reconciled
@@ -152,8 +152,9 @@ def _what_changed(shard: ShardPlan, source: Header, plan: Plan, manifest: Manife
         shown = [f"{name} ({before.get(name, kept)}, now {now.get(name, kept)})" for name in changed]
         return f"the recipe changed: {_and_more(sorted(shown))}"
     outputs = {ref.name for ref in shard.header.tensors}
-    if other := outputs.symmetric_difference(manifest.shards[shard.file].tensors):
-        return f"the names of its tensors changed: {_and_more(sorted(other))}"
+    other = outputs.symmetric_difference(manifest.shards[shard.file].tensors)
+    if scales := sorted(name for name in other if name.endswith(SCALE_SUFFIXES)):
+        return f"the names of its scales changed: {_and_more(scales)}"
     return "the parent's header changed"
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from shardmill.pipeline.container.files import CHUNK_BYTES
@@ -38,11 +37,10 @@ def rewrite(
     assignments: Sequence[Piece],
     codes: Mapping[str, Quantized],
     scales: Mapping[str, bytes],
-    values: Mapping[str, Decoded] = MappingProxyType({}),
-    repairs: Mapping[str, Decoded] = MappingProxyType({}),
+    **made_elsewhere: Mapping[str, Decoded],
 ) -> Receipt:
-    """Fills the sink and returns its Receipt."""
-    made = {**values, **repairs}
+    """Fills the sink and returns its Receipt. `made_elsewhere`: what the stages that rewrite accepts have put in it."""
+    made = {name: decoded for product in made_elsewhere.values() for name, decoded in product.items()}
     file_hash = hashlib.sha256() if job.settings.file_digests else _NoHash()
     placed = {
         **{name: quantized.codes_digest for name, quantized in codes.items()},

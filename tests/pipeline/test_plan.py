@@ -297,7 +297,7 @@ CASES: Mapping[str, tuple[str, str, str]] = {
     "rows that ranks cannot share": (
         "tensor_parallel = [1, 2]",
         "tensor_parallel = [3]",
-        "can't be dealt out over 3",
+        "16, is not divisible by 3 ranks",
     ),
     "half a block a rank": (
         "tensor_parallel = [1, 2]",

@@ -48,7 +48,9 @@ def shardmill(tree: Path, *words: object) -> None:
     code = f"from {package}pipeline.commands.main import main; main()"
     environment = {**os.environ, "PYTHONPATH": str(source if package else tree)}
     command = [sys.executable, "-c", code, *map(str, words)]
-    subprocess.run(command, cwd=tree, env=environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    subprocess.run(
+        command, cwd=tree, env=environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
 
 
 def digests_of(out: Path) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -12,11 +11,12 @@ from shardmill.pipeline.commands.options import (
     out_option,
     paranoid_option,
     parent_option,
-    planned,
     recipe_option,
+    show_json,
     tell,
 )
 from shardmill.pipeline.commands.progress import counted
+from shardmill.pipeline.commands.recipe import planned
 from shardmill.pipeline.run import build as run
 from shardmill.pipeline.run.stale import Verdict
 from shardmill.pipeline.stages.job import Settings
@@ -25,23 +25,22 @@ from shardmill.pipeline.stages.job import Settings
 @click.command()
 @recipe_option
 @parent_option
-@out_option
+@out_option()
 @paranoid_option
 @json_option
-def explain(config: Path, parent: Path, out: Path, paranoid: bool, as_json: bool) -> None:
+def explain(recipe: Path, parent: Path, out: Path, paranoid: bool, as_json: bool) -> None:
     """What a build would do now: each shard, with one sentence why, and the files beside them. Writes nothing.
 
     Example: shardmill explain -c pipeline.toml --parent /data/parent --out /data/out
     """
-    prepared = planned(config, parent, paranoid)
+    prepared = planned(recipe, parent, paranoid)
     explained = run.explain(prepared, out, Settings(paranoid=paranoid), tell)
     verdicts = explained.shards
     stale = [verdict for verdict in verdicts if verdict.reason]
     if as_json:
         shards = {verdict.file: verdict.reason for verdict in verdicts}
         staged_files = [verdict.file for verdict in verdicts if verdict.staged]
-        facts = {"shards": shards, "staged": staged_files, "others": list(explained.others)}
-        click.echo(json.dumps(facts))
+        show_json({"shards": shards, "staged": staged_files, "others": list(explained.others)})
         return
     for verdict in verdicts:
         click.echo(f"{verdict.file}: {_what_becomes_of(verdict)}")

@@ -74,15 +74,19 @@ class ConversionRecord:
     numerics: str  # e.g. "amax/1"
     block: tuple[int, int]
     counts: Counts = field(default_factory=dict)
+    source_block: tuple[int, int] | None = None  # of a weight that was reblocked, the parent's block
 
     def as_json(self) -> dict[str, Any]:
-        return {**self.counts, "family": self.family, "numerics": self.numerics, "block": list(self.block)}
+        source = {"source_block": list(self.source_block)} if self.source_block else {}
+        named = {"family": self.family, "numerics": self.numerics, "block": list(self.block)}
+        return {**self.counts, **named, **source}
 
     @classmethod
     def parse(cls, fields: Mapping[str, Any]) -> ConversionRecord:
         counts = dict(fields)
         family, numerics, (rows, cols) = (counts.pop(key) for key in ("family", "numerics", "block"))
-        return cls(family, numerics, (rows, cols), counts)
+        source = counts.pop("source_block", None)
+        return cls(family, numerics, (rows, cols), counts, (source[0], source[1]) if source else None)
 
 
 @dataclass(frozen=True, slots=True)

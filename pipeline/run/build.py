@@ -14,6 +14,7 @@ from filelock import FileLock, Timeout
 
 from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.store import Memory, Store
+from shardmill.pipeline.plan.types import Plan, ShardPlan
 from shardmill.pipeline.run.place import refuse_full_disk, refuse_out
 from shardmill.pipeline.run.publish import publish, stale_beside_shards
 from shardmill.pipeline.run.schedule import make_shards
@@ -21,7 +22,7 @@ from shardmill.pipeline.run.shard import input_bytes
 from shardmill.pipeline.run.stale import Verdict, judge
 from shardmill.pipeline.run.unchanged import fingerprint
 from shardmill.pipeline.stages.job import Prepared, Settings, Watch
-from shardmill.pipeline.types import Parent, Plan, ShardPlan
+from shardmill.pipeline.types import Parent
 
 
 @dataclass(frozen=True, slots=True)

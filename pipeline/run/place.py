@@ -9,8 +9,9 @@ from pathlib import Path
 from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.records import MANIFEST_FILE
 from shardmill.pipeline.manifest.store import Store
+from shardmill.pipeline.plan.types import ShardPlan
 from shardmill.pipeline.stages.job import Passthrough
-from shardmill.pipeline.types import Parent, ShardPlan
+from shardmill.pipeline.types import Parent
 
 
 def refuse_out(parent: Path, out: Path) -> None:

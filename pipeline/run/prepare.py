@@ -8,7 +8,7 @@ from shardmill.pipeline.container.hub import other_commit
 from shardmill.pipeline.errors import PlanError, RecipeError
 from shardmill.pipeline.manifest.lock import Lock
 from shardmill.pipeline.plan.plan import make_plan
-from shardmill.pipeline.recipe.read import Recipe
+from shardmill.pipeline.recipe.tables import Recipe
 from shardmill.pipeline.run.pin import hold
 from shardmill.pipeline.run.unchanged import plan_inputs
 from shardmill.pipeline.stages import STAGES
@@ -39,6 +39,8 @@ def _dag(recipe: Recipe) -> Dag:
     """The recipe's stages, arranged. Raises RecipeError with every problem."""
     if unknown := unknown_options({name: table.options for name, table in recipe.stages.items()}, STAGES):
         hint = "is not known; remove it or correct its spelling"
-        raise RecipeError([recipe.told(("stages", *key), f"the key {key[1]!r} {hint}") for key in unknown])
+        raise RecipeError(
+            [recipe.problem_at(("stages", *key), f"the key {key[1]!r} {hint}") for key in unknown]
+        )
     needs = {name: table.needs for name, table in recipe.stages.items()}
     return arrange(needs, STAGES, wanted_products=_TAKEN)

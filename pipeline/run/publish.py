@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from shardmill.pipeline.actions import Conversion, Reblock
 from shardmill.pipeline.container.files import Sink
 from shardmill.pipeline.container.header import file_stat
 from shardmill.pipeline.manifest.digest import FILE_ALGORITHM, NO_FILE_ALGORITHM
@@ -25,6 +26,7 @@ from shardmill.pipeline.manifest.records import (
     manifest_algorithms,
 )
 from shardmill.pipeline.manifest.store import Memory, StatCache, Store
+from shardmill.pipeline.plan.types import Plan, ShardPlan
 from shardmill.pipeline.run.digests import chunks_of, sha256_of
 from shardmill.pipeline.stages.index import index_bytes
 from shardmill.pipeline.stages.job import Prepared, Products, Settings
@@ -35,8 +37,6 @@ from shardmill.pipeline.types import (
     SINGLE_FILE,
     Header,
     Parent,
-    Plan,
-    ShardPlan,
     Stat,
 )
 
@@ -213,6 +213,10 @@ def _input_digests(shards: Sequence[ShardPlan], receipts: Sequence[Receipt]) -> 
     return digests
 
 
+def _source_block(action: Conversion) -> tuple[int, int] | None:
+    return (action.source_block.rows, action.source_block.cols) if isinstance(action, Reblock) else None
+
+
 def _manifest(
     prepared: Prepared, settings: Settings, files: Mapping[str, FileRecord], receipts: Sequence[Receipt]
 ) -> Manifest:
@@ -232,7 +236,11 @@ def _manifest(
         },
         conversions={
             name: ConversionRecord(
-                family, action.numerics, (action.block.rows, action.block.cols), counts.get(name, {})
+                family,
+                action.numerics,
+                (action.block.rows, action.block.cols),
+                counts.get(name, {}),
+                _source_block(action),
             )
             for name, (family, action) in plan.conversions.items()
         },

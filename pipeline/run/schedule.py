@@ -17,6 +17,7 @@ from queue import Empty, SimpleQueue
 
 from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.records import Receipt
+from shardmill.pipeline.plan.types import ShardPlan
 from shardmill.pipeline.run.shard import (
     Input,
     ShardTask,
@@ -27,7 +28,6 @@ from shardmill.pipeline.run.shard import (
     make_shard,
 )
 from shardmill.pipeline.stages.job import Prepared, Settings, StoppedError, Watch, Worker
-from shardmill.pipeline.types import ShardPlan
 
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _CONNECT_SECONDS = 5

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.records import Receipt
+from shardmill.pipeline.plan.types import Plan
 from shardmill.pipeline.stages.job import Checkpoint
-from shardmill.pipeline.types import Parent, Plan
+from shardmill.pipeline.types import Parent
 
 
 def index(checkpoint: Checkpoint, parent: Parent, plan: Plan, receipts: Sequence[Receipt]) -> bytes:

@@ -15,9 +15,10 @@ from shardmill.pipeline.container.files import Buffers, Sink, Source
 from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.lock import Lock
 from shardmill.pipeline.manifest.records import Receipt
-from shardmill.pipeline.recipe.read import Recipe
+from shardmill.pipeline.plan.types import Assignment, Piece, Plan, ShardPlan
+from shardmill.pipeline.recipe.tables import Recipe
 from shardmill.pipeline.stages.dag import Dag
-from shardmill.pipeline.types import Assignment, Parent, Piece, Plan, ShardPlan, TensorRef
+from shardmill.pipeline.types import Parent, TensorRef
 
 Passthrough = Literal["copy", "reflink", "hardlink"]
 

@@ -397,7 +397,7 @@ def test_a_signal_stops_a_build_at_once_and_the_next_one_finishes_it(
     command = [sys.executable, "-c", script, "build", *map(str, places)]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert told.returncode == code
-    assert "the same command goes on where it stopped" in told.stderr
+    assert "run the same command to continue" in told.stderr
     assert "Traceback" not in told.stderr
     assert published(places[-1]) == {}
     assert shardmill("build", *places)[0] == 0
@@ -418,7 +418,7 @@ def test_a_second_signal_on_the_way_out_is_not_heard(places: list[Any]) -> None:
     command = [sys.executable, "-c", script, "build", *map(str, places)]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert told.returncode == 130
-    assert told.stderr.strip() == "stopped; the same command goes on where it stopped"
+    assert told.stderr.strip() == "stopped; run the same command to continue"
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-"])

@@ -59,7 +59,9 @@ manifests = st.builds(
     algorithms=st.just({"tensor": "xxh3-128", "file": "sha256"}),
     files=st.dictionaries(NAMES, st.builds(FileRecord, SIZES, st.none() | DIGEST_OF_FILE), max_size=3),
     shards=st.dictionaries(NAMES, st.builds(ShardRecord, HEX, st.booleans(), DIGESTS, DIGESTS), max_size=3),
-    conversions=st.dictionaries(TEXT, st.builds(ConversionRecord, TEXT, TEXT, BLOCKS, COUNTS), max_size=2),
+    conversions=st.dictionaries(
+        TEXT, st.builds(ConversionRecord, TEXT, TEXT, BLOCKS, COUNTS, st.none() | BLOCKS), max_size=2
+    ),
     families=FAMILIES.map(tuple),
     dropped=st.lists(TEXT, unique=True).map(sorted).map(tuple),
     renamed=st.dictionaries(TEXT, TEXT, max_size=2),

@@ -21,6 +21,8 @@ from shardmill.verify.rules.findings import Finding
 MANIFEST = "shardmill.manifest.json"
 FORMAT_1, FORMAT_2 = "shardmill/manifest/1", "shardmill/manifest/2"
 
+_BLOCKS = ("block", "source_block")  # of a conversion; `source_block`, of a reblocked weight, is the parent's
+
 _HEX64, _HEX32 = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{32}")
 
 
@@ -137,7 +139,7 @@ _NUMERICS = {FORMAT_1: "recipe", FORMAT_2: "numerics"}  # the key of a conversio
 
 
 def _conversion(row: dict[str, Any], numerics: str) -> Conversion:
-    counts = {key: item for key, item in row.items() if key not in ("family", numerics, "block")}
+    counts = {key: item for key, item in row.items() if key not in ("family", numerics, *_BLOCKS)}
     return Conversion(row["family"], row[numerics], (row["block"][0], row["block"][1]), counts)
 
 
@@ -214,8 +216,12 @@ def _block(item: Any) -> bool:
 def _conversion_row(item: Any, numerics: str) -> bool:
     if not isinstance(item, dict) or not {"family", numerics, "block"} <= set(item):
         return False
-    counts = (part for key, part in item.items() if key not in ("family", numerics, "block"))
-    fine = _block(item["block"]) and _text(item["family"]) and _text(item[numerics])
+    counts = (part for key, part in item.items() if key not in ("family", numerics, *_BLOCKS))
+    fine = (
+        all(_block(item[key]) for key in _BLOCKS if key in item)
+        and _text(item["family"])
+        and _text(item[numerics])
+    )
     return fine and all(map(_count, counts))
 
 

@@ -80,17 +80,17 @@ class NoManifestError(Exception):
 
 
 def _manifest(checkpoint: Checkpoint, opened: Report) -> Manifest:
-    if checkpoint.manifest is not None:
-        return checkpoint.manifest
     if MANIFEST not in checkpoint.files:
         raise NoManifestError(
             f"the checkpoint has no {MANIFEST}, so nothing says what was converted; report on a folder that "
             f"`shardmill build` made, or ask `shardmill verify lint` about any other"
         )
-    why = next((finding.got for finding in opened.findings if finding.file == MANIFEST), "")
-    raise NoManifestError(
-        f"{MANIFEST} cannot be used: {why}; `shardmill verify integrity` says what is wrong"
-    )
+    faults = [finding for finding in opened.findings if finding.file == MANIFEST]
+    if checkpoint.manifest is None or faults:
+        edited = any(finding.slug == "manifest-self" for finding in faults)
+        why = "was edited since it was written" if edited else "cannot be used"
+        raise NoManifestError(f"{MANIFEST}: {why}; `shardmill verify integrity` says what is wrong")
+    return checkpoint.manifest
 
 
 def _parent_bytes(told: Sequence[FamilyFacts], origin: Checkpoint | None) -> int | None:

@@ -252,7 +252,8 @@ expect = 1
 
 def test_old_spellings_work_with_one_notice_each_at_its_line(tmp_path: Path) -> None:
     recipe = load(write_recipe(tmp_path, OLD))
-    assert recipe == load(write_recipe(tmp_path / "new", OLD.replace("quantise", "quantize")))
+    new = load(write_recipe(tmp_path / "new", OLD.replace("quantise", "quantize")))
+    assert recipe.model_dump() == new.model_dump()
     path = tmp_path / "pipeline.toml"
     words = "'dequantise' is now written 'dequantize'; the old word works for one more release"
     assert recipe.notices == (

@@ -29,6 +29,7 @@ from tests.pipeline.parents import (
     listing,
     micro_tensors,
     packed,
+    prepare,
     published,
     write_index,
     write_parent,

@@ -102,7 +102,7 @@ def test_names_with_brackets_are_shown_as_they_are(shardmill: Callable[..., Told
     code, out, _ = shardmill("plan", *places)
     assert code == 0
     assert "mlp [/b] [red]" in out
-    assert "[/i]: what becomes of the parent" in out
+    assert "[/i]: from the parent to the output" in out
 
 
 def test_the_summary_names_a_kernel_only_where_one_encoded(
@@ -245,7 +245,7 @@ def test_the_short_way_out_sees_what_changed_while_the_last_build_was_at_work(
         (["build", "--parent", "{here}/nowhere", "--out", "{out}", "-c", "{recipe}"], 2, "is not a folder"),
         (["build", "--parent", "{parent}", "--out", "{parent}", "-c", "{recipe}"], 1, "is the parent itself"),
         (["build", "--parent", "{parent}", "--out", "{recipe}", "-c", "{recipe}"], 2, "is a file"),
-        (["build", "--parent", "{parent}", "-c", "{recipe}"], 2, "Missing option '--out'"),
+        (["build", "--parent", "{parent}", "-c", "{recipe}"], 2, "Missing option '-o' / '--out'"),
         (
             ["build", "--parent", "{parent}", "--out", "{out}", "-c", "{recipe}", "--workers", "0"],
             2,
@@ -290,7 +290,7 @@ def test_a_recipe_fault_is_usage_and_a_plan_fault_is_a_failure(
     recipe = places[1]
     recipe.write_text(RECIPE.replace("expect", "expekt", 1))
     code, _, err = shardmill("plan", *places)
-    told = f"{recipe}:24: family 'attention': expekt: the key 'expekt' is not known (do you mean 'expect'?)"
+    told = f"{recipe}:16: family 'attention': expekt: the key 'expekt' is not known (do you mean 'expect'?)"
     assert (code, told in err) == (2, True)
     recipe.write_text(RECIPE.replace("expect = 4", "expect = 5"))
     code, _, err = shardmill("plan", *places)

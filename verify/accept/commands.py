@@ -13,13 +13,13 @@ from urllib.parse import urlsplit
 import click
 
 from shardmill.verify.accept.answered import check_rows
-from shardmill.verify.accept.bound import remember_run
 from shardmill.verify.accept.client import Client, MetricsError
 from shardmill.verify.accept.identity import Identity, IdentityError, ask_identity, checkpoint_digest
 from shardmill.verify.accept.items import Item, Kind, list_items
 from shardmill.verify.accept.protocol import Protocol, ProtocolError, read_protocol
 from shardmill.verify.accept.runs import Run, RunError, read_run, stale_runs, start_run
 from shardmill.verify.accept.tokens import Tokens, freeze, read_tokens, write_tokens
+from shardmill.verify.reading.atomic import write_whole
 from shardmill.verify.rules.findings import printable
 
 _protocol = click.option(
@@ -62,7 +62,7 @@ def accept() -> None:
 @click.argument("url")
 @_protocol
 @_key
-@click.option("-o", "out", metavar="FILE", required=True, help="Where the tokens go.")
+@click.option("-o", "--out", "out", metavar="FILE", required=True, help="Where the tokens go.")
 def freeze_command(url: str, protocol_name: str, key: str | None, out: str) -> None:
     """Turn the protocol's texts into token ids by the server's own tokenizer, once, for both sides.
 
@@ -77,7 +77,9 @@ def freeze_command(url: str, protocol_name: str, key: str | None, out: str) -> N
 
 @accept.command("record")
 @click.argument("url")
-@click.option("-o", "out", metavar="RUN", required=True, help="The run's folder; an unfinished one goes on.")
+@click.option(
+    "-o", "--out", "out", metavar="RUN", required=True, help="The run's folder; an unfinished one goes on."
+)
 @_protocol
 @_tokens
 @_key
@@ -122,8 +124,6 @@ def record_command(
     identity = _sentences(lambda: _identity(client, checkpoint, rung, image, flags))
     items = [i for i in list_items(protocol, tokens, identity.max_model_len) if not only or i.kind in only]
     run = _sentences(lambda: _record(client, identity, Path(out), protocol, tokens, items, equal_to))
-    if checkpoint:
-        remember_run(Path(checkpoint), Path(out))
     failed = sum(not row.ok and row.failure != "skipped" for row in run.rows.values())
     skipped = sum(row.failure == "skipped" for row in run.rows.values())
     click.echo(f"{out}: {len(run.rows)} answers, {failed} failed, {skipped} too long for this server")
@@ -194,9 +194,9 @@ def compare_command(
     items = list_items(protocol, tokens, limit)
     comparison = _sentences(lambda: compare(base, test, protocol, items, noise=floor, variant=other))
     if card:
-        _sentences(lambda: Path(card).write_text(report.markdown(comparison) + "\n", encoding="utf-8"))
+        _sentences(lambda: write_whole(Path(card), (report.markdown(comparison) + "\n").encode()))
     if as_json:
-        click.echo(json.dumps(report.as_json(comparison), allow_nan=False))
+        click.echo(json.dumps(report.as_json(comparison), indent=2, allow_nan=False))
     else:
         click.echo("\n".join(report.lines(comparison)))
     sys.exit(0 if comparison.verdict == "PASS" else 1)

@@ -20,6 +20,7 @@ from shardmill.verify.accept.items import Item
 from shardmill.verify.accept.protocol import digest_of
 from shardmill.verify.accept.rows import Row, RowError, parse_row
 from shardmill.verify.reading import bounded_json
+from shardmill.verify.reading.atomic import write_whole
 from shardmill.verify.reading.bounded_json import BadJsonError
 
 FORMAT = "shardmill/accept-run/1"
@@ -87,9 +88,7 @@ def start_run(folder: Path, identity: Identity, protocol: str, tokens: str) -> N
         return
     folder.mkdir(parents=True, exist_ok=True)
     head = {"format": FORMAT, "identity": asdict(identity), "protocol": protocol, "tokens": tokens}
-    temporary = folder / "run.json.part"
-    temporary.write_text(json.dumps(head, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, (json.dumps(head, indent=2) + "\n").encode())
 
 
 def _drop_incomplete_line(path: Path) -> None:
@@ -130,9 +129,7 @@ def read_run(folder: Path) -> Run:
 def add_notes(folder: Path, **notes: Any) -> None:
     """Figures that belong to no single request, such as counters and the memory watermark. Raises RunError."""
     text = json.dumps({**_notes(folder), **notes}, indent=2, allow_nan=False)
-    temporary = folder / "notes.json.part"
-    temporary.write_text(text + "\n", encoding="utf-8")
-    temporary.replace(folder / "notes.json")
+    write_whole(folder / "notes.json", (text + "\n").encode())
 
 
 def _notes(folder: Path) -> Mapping[str, Any]:

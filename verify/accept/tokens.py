@@ -11,6 +11,7 @@ from pathlib import Path
 from shardmill.verify.accept.client import Client
 from shardmill.verify.accept.protocol import Protocol, ProtocolError, digest_of
 from shardmill.verify.reading import bounded_json
+from shardmill.verify.reading.atomic import write_whole
 from shardmill.verify.reading.bounded_json import BadJsonError
 
 TOKENS_MAX = 8_000_000
@@ -56,7 +57,7 @@ def freeze(client: Client, model: str, protocol: Protocol) -> Tokens:
 
 def write_tokens(path: Path, tokens: Tokens) -> None:
     value = {"format": "shardmill/tokens/1", "protocol": tokens.protocol, "ids": dict(tokens.ids)}
-    path.write_text(json.dumps(value) + "\n", encoding="utf-8")
+    write_whole(path, (json.dumps(value) + "\n").encode())
 
 
 def read_tokens(path: Path | None, protocol: Protocol) -> Tokens:

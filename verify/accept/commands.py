@@ -229,7 +229,8 @@ def plan_command(protocol_name: str, floor: float, truth: float, power: float, e
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     click.echo(
-        f"A server that agrees at {truth:g} passes a floor of {floor:g} in {power:.0%} of runs with {n:,} positions."
+        f"A server that agrees at {truth:g} passes a floor of {floor:g} in {power:.0%} of runs with {n:,} positions "
+        "of many documents; few documents need more."
     )
     if protocol.published:
         click.echo(f"Published figures of the protocol {protocol.name}, each with its 95 % interval:")

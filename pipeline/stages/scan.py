@@ -75,7 +75,7 @@ def _json_object(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _INDEX_BYTES_MAX:
             raise CheckpointError(
-                f"{path.name}: is larger than {_INDEX_BYTES_MAX} bytes; too large for such a file"
+                f"{path.name}: is larger than {_INDEX_BYTES_MAX} bytes, too large for such a file; fetch it again"
             )
         data = path.read_bytes()
         if problem := json_problem(data):
@@ -95,7 +95,7 @@ def _json_object(path: Path) -> dict[str, Any]:
 
 def _config(folder: Path) -> dict[str, Any]:
     if not (folder / CONFIG_FILE).exists():
-        raise CheckpointError(f"{folder}: {CONFIG_FILE} is missing, and loaders require it; fetch it")
+        raise CheckpointError(f"{folder}: {CONFIG_FILE} is missing; loaders require it, fetch it")
     return _json_object(folder / CONFIG_FILE)
 
 

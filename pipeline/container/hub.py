@@ -3,7 +3,7 @@
 Its sparse mirror is a folder in the user's cache: small files whole, shards as holes that begin with their true
 headers, all else as holes. So scanning and planning see an ordinary checkpoint, and only a Source, asked for bytes,
 fetches them. A mirror is made for a commit, whose bytes can't change, and is kept for the next time. What the hub
-says is checked: names, sizes, ranges, ETags, and the sha256 that it states for files that are fetched or passed on whole.
+says is checked: names, sizes, ranges, ETags, and the sha256 that it states for files that are fetched whole.
 """
 
 from __future__ import annotations

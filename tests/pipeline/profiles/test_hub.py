@@ -121,7 +121,7 @@ def test_a_folder_that_poses_as_a_mirror_is_refused(hub: Server) -> None:
     with serving(hub.folder) as elsewhere:
         note = {"repository": "a/b", "base": elsewhere.address, "holes": list(FILES), "sha256": {}}
         (hub.folder / HUB_FILE).write_text(json.dumps(note))
-        with pytest.raises(CheckpointError, match="only the cache .* holds mirrors of a hub"):
+        with pytest.raises(CheckpointError, match=r"only the cache .* holds mirrors of a hub"):
             hub_bytes(hub.folder / FILES[0])
         assert elsewhere.asked == []
 
@@ -166,7 +166,7 @@ def test_the_commands_take_a_repository_for_a_parent(hub: Server, tmp_path: Path
 def test_a_repository_that_the_recipe_does_not_pin_is_refused(
     hub: Server, tmp_path: Path, pinned: str
 ) -> None:
-    with pytest.raises(PlanError, match="the recipe pins the .* but the hub has"):
+    with pytest.raises(PlanError, match=r"the recipe pins the .* but the hub has"):
         build(
             sparse_mirror(PLACE), tmp_path / "out", KEEP.replace("[output]", f"[parent]\n{pinned}\n[output]")
         )

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import Any
 
-from shardmill.pipeline.types import CONFIG_FILE, INDEX_FILE
+from shardmill.pipeline.types import CONFIG_FILE, INDEX_FILE, LeftFile
 
 SIDE_FILE_BYTES_MAX = 64 << 20  # the largest tokenizers have some 40 MB
 
@@ -80,6 +80,20 @@ class SideFiles:
         if size > SIDE_FILE_BYTES_MAX:
             return f"it has more than {SIDE_FILE_BYTES_MAX >> 20} MiB; list it in [output] carry to keep it"
         return None
+
+
+_NEEDED = re.compile(
+    r"(tokenizer[\w.]*|chat_template[\w.]*|vocab[\w.]*|merges\.txt|.*\.tiktoken|spiece\.model)"
+)
+
+
+def missed(left: Mapping[str, LeftFile]) -> list[str]:
+    """A sentence for each tokenizer or template at the top that the child does not get."""
+    return [
+        f"warning: the child does not get {name}: {each.reason}"
+        for name, each in sorted(left.items())
+        if _NEEDED.fullmatch(name)
+    ]
 
 
 def copies_in(names: Iterable[str], modules: Collection[str]) -> frozenset[str]:

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from shardmill.pipeline.container.beside import side_files
 from shardmill.pipeline.container.header import file_stat, read_header
 from shardmill.pipeline.container.recognize import instead_of_checkpoint, json_problem
 from shardmill.pipeline.errors import CheckpointError
-from shardmill.pipeline.stages.beside import side_files
 from shardmill.pipeline.stages.job import Checkpoint
 from shardmill.pipeline.types import CONFIG_FILE, INDEX_FILE, SINGLE_FILE, Header, Parent
 

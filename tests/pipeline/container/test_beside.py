@@ -7,7 +7,9 @@ import os
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from shardmill.pipeline.commands.main import shardmill
 from shardmill.pipeline.container.side_files import SideFiles, copies_in
 from shardmill.pipeline.errors import CheckpointError
 from shardmill.pipeline.types import Parent
@@ -20,6 +22,7 @@ from tests.pipeline.parents import (
     prepare,
     published,
     write_parent,
+    write_recipe,
     write_shard,
 )
 
@@ -110,7 +113,7 @@ def test_the_index_decides_which_files_hold_weights(extra: str, tmp_path: Path) 
     build(parent, tmp_path / "out")
     assert extra not in published(tmp_path / "out")
     assert "layers.0.attention.wq.weight" not in (tmp_path / "out" / INDEX).read_text()
-    assert "the index does not name" in scanned(parent).left[extra]
+    assert "the index does not name" in scanned(parent).left[extra].reason
 
 
 def test_a_single_file_is_the_model_whatever_lies_beside_it(tmp_path: Path) -> None:
@@ -231,8 +234,8 @@ def test_a_link_is_followed_where_the_shards_links_lead(tmp_path: Path) -> None:
     (parent / "folder").symlink_to(real)
     found = scanned(parent)
     assert "tokenizer.json" in found.carried
-    assert "leads to another folder" in found.left["secret.json"]
-    assert found.left["folder"] == "it is a link to a folder"
+    assert "leads to another folder" in found.left["secret.json"].reason
+    assert found.left["folder"].reason == "it is a link to a folder"
 
 
 def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,3 +259,19 @@ def test_metadata_of_null_reads_as_absent(tmp_path: Path) -> None:
     from shardmill.pipeline.container.header import parse_header
 
     assert parse_header(header, "s").metadata == {}
+
+
+def test_plan_lists_both_groups_and_build_warns_of_a_tokenizer_that_stays_behind(tmp_path: Path) -> None:
+    """Each file has its size, each file that is left a reason; a child without its tokenizer is said on the way."""
+    parent = write_parent(tmp_path / "parent")
+    (parent / "pytorch_model.bin").write_bytes(bytes(2048))
+    (parent / "vocab.json").symlink_to(tmp_path / "nowhere")
+    recipe = write_recipe(tmp_path)
+    places = ["-c", str(recipe), "--parent", str(parent)]
+    planned = CliRunner().invoke(shardmill, ["plan", *places]).stdout
+    assert "passed on: tokenizer.json (15 B)" in planned
+    assert "not passed on: pytorch_model.bin (2.0 KiB): it holds weights" in planned
+    built = CliRunner().invoke(shardmill, ["build", *places, "--out", str(tmp_path / "out")])
+    assert (
+        "warning: the child does not get vocab.json: it is not a file, or a link to nothing" in built.stderr
+    )

@@ -1,6 +1,6 @@
 """The files beside the shards, read as far as needed: which go along, why the others don't, and whether they are whole.
 
-Part of the stage `scan`. `container/side_files` decides by name; this module walks the folder, reads the JSON that
+For the stage `scan`. `side_files` decides by name; this module walks the folder, reads the JSON that
 decides, and refuses what is empty, truncated or a pointer: a child with half a tokenizer fails when served.
 """
 
@@ -22,7 +22,7 @@ from shardmill.pipeline.container.side_files import (
     relative_imports,
 )
 from shardmill.pipeline.errors import CheckpointError
-from shardmill.pipeline.types import CONFIG_FILE, INDEX_FILE
+from shardmill.pipeline.types import CONFIG_FILE, INDEX_FILE, LeftFile
 
 _JSON_PARSED_BYTES_MAX = 1 << 20  # a larger one is looked at from both ends alone
 _CODE_BYTES_MAX = 1 << 20
@@ -30,7 +30,7 @@ _CODE_BYTES_MAX = 1 << 20
 
 def side_files(
     folder: Path, shards: Collection[str], carry: Sequence[str]
-) -> tuple[tuple[str, ...], dict[str, str]]:
+) -> tuple[tuple[str, ...], dict[str, LeftFile]]:
     """Files beside the shards: those that a child gets, and those that it does not, with the reason.
 
     Raises CheckpointError where one that a child gets can't be read or is not whole.
@@ -40,11 +40,15 @@ def side_files(
     modules = module_folders(_json_or_none(folder / "modules.json"))
     rule = SideFiles(tuple(carry), _code(folder, sizes), modules, copies_in(sizes, modules))
     homes = {(folder / shard).resolve().parent for shard in shards}
-    carried, left = [], {}
+    carried: list[str] = []
+    left: dict[str, LeftFile] = {}
     for name, path in found.items():
-        reason = rule.why_left(name, sizes.get(name, 0)) or _why_unreachable(folder, path, homes)
+        reason = (None if name in sizes else _WHAT_ELSE[path.is_dir()]) or rule.why_left(
+            name, sizes.get(name, 0)
+        )
+        reason = reason or _why_elsewhere(folder, path, homes)
         if reason:
-            left[name] = reason
+            left[name] = LeftFile(reason, sizes.get(name, 0))
         else:
             carried.append(name)
     for name in carried:
@@ -71,9 +75,10 @@ def _refuse_unlisted(error: OSError) -> None:
     )
 
 
-def _why_unreachable(folder: Path, path: Path, homes: set[Path]) -> str | None:
-    if not path.is_file():
-        return "it is a link to a folder" if path.is_dir() else "it is not a file, or a link to nothing"
+_WHAT_ELSE = {True: "it is a link to a folder", False: "it is not a file, or a link to nothing"}
+
+
+def _why_elsewhere(folder: Path, path: Path, homes: set[Path]) -> str | None:
     target = path.resolve()
     if target.is_relative_to(folder.resolve()) or target.parent in homes:
         return None  # a hub's cache keeps all files of a snapshot as links into one folder of blobs

@@ -111,7 +111,7 @@ def _against_chance(seen: GateResult, claim: Outcome, hits: Floats, sizes: Float
     if chance <= allowed:
         return replace(seen, outcome=claim, chance=chance)
     why = (
-        f"a server exactly at the limit comes out like this in {chance:.0%} of runs with {len(sizes)} documents "
+        f"a server exactly at the limit comes out like this in {chance:.1%} of runs with {len(sizes)} documents "
         f"(allowed: {allowed:.0%}); add documents, longer ones do not help"
     )
     return replace(seen, chance=chance, why=why)

@@ -19,12 +19,10 @@ from numpy.typing import NDArray
 
 from shardmill.verify.accept.stats import DOCUMENTS_MIN, UNKNOWN, Interval
 
-FURTHER = (
-    1.5  # a signed mean is judged as if one more document lay this much further out than the furthest seen
-)
-LOG_FLOOR = (
-    0.02  # a document's mean counts as at least this share of the overall mean where logarithms are taken
-)
+# A signed mean is judged as if one more document lay this many times as far out as the furthest seen.
+FURTHER = 2.0
+# A document's mean counts as at least this share of the overall mean where logarithms are taken.
+LOG_FLOOR = 0.02
 RESERVE = 0.9  # of the tail that a mean's bounds may miss; the rest is for documents that no model fits
 
 Floats = NDArray[np.float64]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from shardmill.verify.commands.options import Bar, answer, as_json, source_at
+from shardmill.verify.commands.options import Bar, answer, as_json, source_at, strict
 from shardmill.verify.questions.lint import LintOptions, lint, parse_ignores, parse_selection
 from shardmill.verify.rules.table import RULES
 
@@ -42,6 +42,7 @@ def _list_rules(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 @click.option(
     "--list-rules", is_flag=True, is_eager=True, expose_value=False, callback=_list_rules, help="Show all."
 )
+@strict
 @as_json
 def lint_command(
     place: str,
@@ -50,6 +51,7 @@ def lint_command(
     tp: tuple[int, ...],
     select: str | None,
     ignore: Path | None,
+    strict: bool,
     as_json: bool,
 ) -> None:
     """Does the checkpoint in DIR make sense: its scales, names, groups and config?
@@ -70,4 +72,4 @@ def lint_command(
     source = source_at(place)
     with Bar() as bar:
         report = lint(source, options, bar)
-    answer(report, as_json, source)
+    answer(report, as_json, source, strict=strict)

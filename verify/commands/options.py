@@ -19,6 +19,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 
+strict = click.option(
+    "--strict", is_flag=True, help="Exit 1 also where a weight was not judged or a question not asked."
+)
+
 
 def source_at(place: str) -> Source:
     """The folder, file, http(s) address or hf:// repository at `place`. Raises click.UsageError if there is none."""
@@ -37,8 +41,8 @@ def source_at(place: str) -> Source:
     return Folder(path)
 
 
-def answer(report: Report, as_json: bool, *sources: Source) -> None:
-    """Prints the report and ends the process with its exit code."""
+def answer(report: Report, as_json: bool, *sources: Source, strict: bool = False) -> None:
+    """Prints the report and ends the process with its exit code: 2 where the question could not be asked."""
     for source in sources:
         if source.remote:
             report.facts["read"] = f"{source.where}, {source.transferred:,} bytes transferred"
@@ -50,7 +54,16 @@ def answer(report: Report, as_json: bool, *sources: Source) -> None:
         from shardmill.verify.commands.show import show
 
         show(report, Console(highlight=False))
-    sys.exit(report.exit_code)
+    if strict:
+        sys.exit(report.strict_exit_code)
+    sys.exit(report.exit_code or (2 if report.question in report.not_asked else 0))
+
+
+def unasked(report: Report, topic: str) -> Report:
+    """The report, not asked where the one topic that is the question could not be looked at."""
+    if topic in report.not_checked and topic not in report.checked:
+        report.cannot_ask(report.not_checked[topic])
+    return report
 
 
 class Bar:

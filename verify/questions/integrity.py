@@ -13,6 +13,7 @@ from functools import partial
 from shardmill.verify.formats.encode import RECIPES
 from shardmill.verify.formats.schemes import Linear, grid_of, pair_faults, quantized
 from shardmill.verify.formats.values import ElementCheck, ValueRule, value_rules
+from shardmill.verify.questions.coverage import coverage_of
 from shardmill.verify.questions.entries import entry_faults
 from shardmill.verify.questions.parentage import Parentage, parentage
 from shardmill.verify.questions.structure import structure_faults
@@ -55,6 +56,7 @@ def integrity(
     if read_data is False or (read_data is None and source.remote):
         for topic in ("scales", "codes"):
             report.leaves_out(topic, "headers only")
+        report.coverage = coverage_of(opened.checkpoint, opened.linears, None)
         _stated_digests(opened.checkpoint, report)
     else:
         _data(opened, origin, parent, report, progress)
@@ -140,6 +142,8 @@ def _data(
 ) -> None:
     checkpoint = opened.checkpoint
     jobs = list(_jobs(opened, origin))
+    looked_at = {task.tensor.name for job in jobs for task in job.tasks if task.watch or task.twin is not None}
+    report.coverage = coverage_of(checkpoint, opened.linears, looked_at)
     sources = origin.source_jobs() if origin is not None else []
     total = sum(job.bytes for job in (*jobs, *sources))
     done = [0]

@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 
 from shardmill.verify.formats.declared import declaration
 from shardmill.verify.formats.schemes import pair_faults, quantized
+from shardmill.verify.questions.coverage import coverage_of
 from shardmill.verify.questions.entries import entry_faults
 from shardmill.verify.questions.lint_names import name_faults, names_of
 from shardmill.verify.questions.lint_scales import ScaleContext, scale_faults
@@ -68,9 +69,12 @@ def lint(
             else None
         )
         scales = read_scales(checkpoint, linears, report, budget, progress)
+        seen = scales.keys() | {linear.weight.name for linear in linears.values() if linear.weight}
+        report.coverage = coverage_of(checkpoint, linears, seen, "scales" not in report.checked, floats=False)
         report.add(*scale_faults(ScaleContext(linears, scales, declared, checkpoint.quantization)))
     else:
         report.leaves_out("scales", "headers only")
+        report.coverage = coverage_of(checkpoint, linears, None, floats=False)
         context = ScaleContext(linears, {}, declared, checkpoint.quantization)
         report.add(*scale_faults(context))
     if linears:
@@ -82,7 +86,7 @@ def lint(
 
 def finish(report: Report, checkpoint: Checkpoint, options: LintOptions) -> Report:
     """The report with only the selected rules, without what is ignored, and with a line for each fine file."""
-    kept = Report(report.question, report.checked, report.not_checked, facts=report.facts)
+    kept = Report(report.question, report.checked, report.not_checked, facts=report.facts, coverage=report.coverage)
     ignored: dict[str, int] = {}
     for finding in report.findings:
         if options.select is not None and finding.slug not in options.select:

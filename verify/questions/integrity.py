@@ -17,6 +17,7 @@ from shardmill.verify.questions.beside_parent import beside_parent
 from shardmill.verify.questions.coverage import coverage_of
 from shardmill.verify.questions.entries import entry_faults
 from shardmill.verify.questions.parentage import Parentage, parentage
+from shardmill.verify.questions.side_files import side_faults
 from shardmill.verify.questions.structure import structure_faults
 from shardmill.verify.reading.checkpoint import Checkpoint, is_plain_path, open_checkpoint
 from shardmill.verify.reading.header import Tensor
@@ -70,7 +71,7 @@ def integrity(
 def _open(source: Source, report: Report) -> Opened:
     checkpoint = open_checkpoint(source, report)
     linears = quantized(checkpoint.tensors)
-    report.add(*structure_faults(checkpoint), *pair_faults(linears.values()))
+    report.add(*structure_faults(checkpoint), *side_faults(checkpoint, report), *pair_faults(linears.values()))
     report.add(*entry_faults(checkpoint, linears))
     if checkpoint.config:
         report.checks("config")

@@ -14,6 +14,7 @@ from shardmill.verify.reading.bounded_json import BadJsonError
 from shardmill.verify.reading.header import LENGTH_BYTES, Header, Tensor, header_length, parse_header
 from shardmill.verify.reading.manifest import MANIFEST, Manifest, parse_manifest
 from shardmill.verify.reading.source import Source, read
+from shardmill.verify.reading.what_it_is import HEAD_BYTES, what_it_is
 from shardmill.verify.rules.findings import Finding, Report, UnreadableError
 
 INDEX = "model.safetensors.index.json"
@@ -200,10 +201,20 @@ def _read_header(checkpoint: Checkpoint, file: str, report: Report) -> Header | 
             limit = f"at most {TENSORS_MAX:,} tensors in all files"
             raise UnreadableError(Finding("header-limit", file, "", limit, "more"))
     except UnreadableError as error:
-        report.add(error.finding)
+        what = _what(checkpoint, file) if error.finding.rule.id < "SM014" else ""
+        report.add(Finding("not-the-file", file, "", "a safetensors file", what) if what else error.finding)
         return None
     report.add(*header.findings)
     return header
+
+
+def _what(checkpoint: Checkpoint, file: str) -> str:
+    """What stands in place of a safetensors file, where its first bytes say it."""
+    try:
+        size = checkpoint.files[file]
+        return what_it_is(read(checkpoint.source, file, 0, min(size, HEAD_BYTES))) if size else "an empty file"
+    except UnreadableError:
+        return ""
 
 
 def _by_name(checkpoint: Checkpoint) -> dict[str, Tensor]:

@@ -30,9 +30,7 @@ from shardmill.verify.rules.findings import Finding, Report
 )
 @strict
 @as_json
-def all_command(
-    place: str, parent: str | None, public_key: Path | None, strict: bool, as_json: bool
-) -> None:
+def all_command(place: str, parent: str | None, public_key: Path | None, strict: bool, as_json: bool) -> None:
     """Ask every question that applies to the checkpoint in DIR.
 
     \b
@@ -74,7 +72,9 @@ def _signature(source: Source, public_key: Path | None) -> Report:
         except SigningError as error:
             raise click.UsageError(str(error)) from None
     report = Report("signature")
-    report.cannot_ask("no --public-key was given" if public_key is None else "only a folder has files to hash")
+    report.cannot_ask(
+        "no --public-key was given" if public_key is None else "only a folder has files to hash"
+    )
     return report
 
 

@@ -86,7 +86,9 @@ def lint(
 
 def finish(report: Report, checkpoint: Checkpoint, options: LintOptions) -> Report:
     """The report with only the selected rules, without what is ignored, and with a line for each fine file."""
-    kept = Report(report.question, report.checked, report.not_checked, facts=report.facts, coverage=report.coverage)
+    kept = Report(
+        report.question, report.checked, report.not_checked, facts=report.facts, coverage=report.coverage
+    )
     ignored: dict[str, int] = {}
     for finding in report.findings:
         if options.select is not None and finding.slug not in options.select:

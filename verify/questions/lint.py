@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from shardmill.verify.formats.declared import declaration
+from shardmill.verify.formats.forms.kv_cache import cache_faults
 from shardmill.verify.formats.schemes import pair_faults, quantized
+from shardmill.verify.questions.decoded_sizes import sizes_of
 from shardmill.verify.questions.coverage import coverage_of
 from shardmill.verify.questions.entries import entry_faults
 from shardmill.verify.questions.lint_names import name_faults, names_of
 from shardmill.verify.questions.lint_scales import ScaleContext, scale_faults
+from shardmill.verify.questions.lint_sizes import size_faults
 from shardmill.verify.questions.scale_values import SAMPLE_BYTES, read_scales
 from shardmill.verify.questions.structure import structure_faults
 from shardmill.verify.questions.tensor_parallel import demanded, sentence, tensor_parallel
@@ -59,6 +62,7 @@ def lint(
     report.add(*entry_faults(checkpoint, linears))
     declared = declaration(checkpoint.quantization)[0] if checkpoint.quantization else None
     report.add(*name_faults(names_of(checkpoint, linears, declared)))
+    report.add(*cache_faults(checkpoint.tensors, checkpoint.quantization))
     report.checks("names")
     if options.read_data:
         budget = (
@@ -72,6 +76,11 @@ def lint(
         seen = scales.keys() | {linear.weight.name for linear in linears.values() if linear.weight}
         report.coverage = coverage_of(checkpoint, linears, seen, "scales" not in report.checked, floats=False)
         report.add(*scale_faults(ScaleContext(linears, scales, declared, checkpoint.quantization)))
+        if budget is None:
+            report.add(*size_faults(sizes_of(checkpoint, linears, declared)))
+            report.checks("decoded sizes")
+        else:
+            report.leaves_out("decoded sizes", "a sample of scales alone was read")
     else:
         report.leaves_out("scales", "headers only")
         report.coverage = coverage_of(checkpoint, linears, None, floats=False)

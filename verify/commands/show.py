@@ -27,7 +27,9 @@ def show(report: Report, console: Console) -> None:
     if report.checked:
         console.print(f"checked: {escape(', '.join(report.checked))}", highlight=False, soft_wrap=True)
     for topic, reason in report.not_checked.items():
-        console.print(f"not checked: {escape(topic)} ({escape(printable(reason))})", highlight=False, soft_wrap=True)
+        console.print(
+            f"not checked: {escape(topic)} ({escape(printable(reason))})", highlight=False, soft_wrap=True
+        )
     console.print(_verdict(report), highlight=False, soft_wrap=True)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardmill.verify.formats.declared import Declaration
-from shardmill.verify.formats.linear import GROUP, Linear, implied_block
+from shardmill.verify.formats.linear import GROUP, Linear, grid_of, implied_block
 from shardmill.verify.reading.manifest import Manifest
 
 Block = tuple[int, int]
@@ -48,6 +48,21 @@ def _block_of(linear: Linear, declared: Declaration | None, manifest: Manifest |
         return rows, cols
     blocks = (grid.shape[0], grid.shape[2]) if linear.kind == "fp8-pbwo" else grid.shape[-2:]
     return implied_block(rows, blocks[0]), implied_block(cols, blocks[1])
+
+
+def fitting_block(linear: Linear, declared: Declaration | None, manifest: Manifest | None = None) -> Block:
+    """`block_of`, or where that does not give the scales' shape, the block that does: for decoding what is there."""
+    block, grid, shape = block_of(linear, declared, manifest), linear.grid, linear.shape
+    if (
+        grid is None
+        or len(grid.shape) != len(shape)
+        or len(shape) < 2
+        or linear.kind not in ("fp8-block", "fp8-grid")
+    ):
+        return block
+    if grid_of(shape, block) == grid.shape:
+        return block
+    return implied_block(shape[-2], grid.shape[-2]) or 1, implied_block(shape[-1], grid.shape[-1]) or 1
 
 
 def said_block(linear: Linear, declared: Declaration | None) -> Block | None:

@@ -162,4 +162,6 @@ class Form:
     unpack: (
         Callable[[U8, int], tuple[F32, U8]] | None
     )  # (stored rows, bits) -> (values before scaling, codes)
+    error_max: float  # relative, of a weight rounded to nearest without data
+    top: int = 0  # the largest magnitude of a code where reaching it often means clipping; 0 = it does not
     lacks: tuple[str, ...] = ()  # what of it is not judged, in words

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardmill.kernels.formats import E4M3_VALUES
-from shardmill.verify.formats.blocks import Block, block_of
+from shardmill.verify.formats.blocks import Block, fitting_block
 from shardmill.verify.formats.declared import Declaration
 from shardmill.verify.formats.forms.codes import e5m2
 from shardmill.verify.formats.linear import EXPONENTS, FLOATS, Linear, bits_of, ones
@@ -64,7 +64,7 @@ def matrix_of(linear: Linear, declared: Declaration | None, manifest: Manifest |
     assert linear.weight is not None
     bits = declared.bits if declared is not None and declared.bits in (4, 8) else 0
     matrix = Matrix(linear.weight, linear, (1, 1), bits)
-    block = block_of(linear, declared, manifest)
+    block = fitting_block(linear, declared, manifest)
     if linear.kind == "int-pack" and bits == 8:
         block = (block[0], max(block[1] // 2, 1))
     return Matrix(linear.weight, linear, block, bits) if block != matrix.block else matrix

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from shardmill.verify.formats.encode import RECIPES
+from shardmill.verify.formats.look import Look, Plan, Sightings
 from shardmill.verify.formats.schemes import Linear, grid_of, pair_faults, quantized
-from shardmill.verify.formats.values import ElementCheck, ValueRule, value_rules
 from shardmill.verify.questions.beside_parent import beside_parent
 from shardmill.verify.questions.coverage import coverage_of
 from shardmill.verify.questions.entries import entry_faults
+from shardmill.verify.questions.looks import plans_of, sight_faults
 from shardmill.verify.questions.parentage import Parentage, parentage
 from shardmill.verify.questions.side_files import side_faults
 from shardmill.verify.questions.structure import structure_faults
@@ -37,7 +38,8 @@ class Opened:
 
     checkpoint: Checkpoint
     linears: dict[str, Linear]
-    laws: dict[str, ValueRule]
+    plans: dict[str, Plan]
+    sightings: Sightings
 
 
 def integrity(
@@ -58,7 +60,7 @@ def integrity(
     else:
         report.add(*beside_parent(opened.checkpoint, origin.parent, report))
     if read_data is False or (read_data is None and source.remote):
-        for topic in ("scales", "codes"):
+        for topic in ("scales", "codes", "floats"):
             report.leaves_out(topic, "headers only")
         report.coverage = coverage_of(opened.checkpoint, opened.linears, None)
         _stated_digests(opened.checkpoint, report)
@@ -84,7 +86,7 @@ def _open(source: Source, report: Report) -> Opened:
         report.leaves_out("digests", f"{MANIFEST} cannot be used")
     else:
         report.leaves_out("digests", f"there is no {MANIFEST}")
-    return Opened(checkpoint, linears, value_rules(linears))
+    return Opened(checkpoint, linears, plans_of(checkpoint, linears), Sightings())
 
 
 def _manifest_faults(checkpoint: Checkpoint, manifest: Manifest) -> Iterator[Finding]:
@@ -148,7 +150,9 @@ def _data(
 ) -> None:
     checkpoint = opened.checkpoint
     jobs = list(_jobs(opened, origin))
-    looked_at = {task.tensor.name for job in jobs for task in job.tasks if task.watch or task.twin is not None}
+    looked_at = {
+        task.tensor.name for job in jobs for task in job.tasks if task.watch or task.twin is not None
+    }
     report.coverage = coverage_of(checkpoint, opened.linears, looked_at)
     sources = origin.source_jobs() if origin is not None else []
     total = sum(job.bytes for job in (*jobs, *sources))
@@ -166,8 +170,10 @@ def _data(
         for name, first in result.unequal.items():
             got = f"byte {first:,} of the tensor differs"
             report.add(Finding("carried-changed", result.file, name, "the parent's bytes", got))
+    report.add(*sight_faults(checkpoint, opened.linears, opened.sightings))
     report.checks("scales")
     report.checks("codes")
+    report.checks("floats")
     _say_digests(checkpoint, report)
     if origin is not None and parent is not None:
         report.add(*origin.source_faults(stream(parent, sources, None, told)))
@@ -216,16 +222,19 @@ def _jobs(opened: Opened, origin: Parentage | None) -> Iterator[FileJob]:
             listed = manifest.shards[file].tensors if manifest is not None and file in manifest.shards else {}
             twins = origin.twins if origin is not None else {}
             for tensor in checkpoint.headers[file].tensors:
-                task = _task(tensor, tensor.name in listed, opened.laws, twins)
+                task = _task(tensor, tensor.name in listed, opened, twins)
                 if task is not None:
                     tasks.append(task)
         if sha256 or tasks:
             yield FileJob(file, size, sha256, tuple(tasks))
 
 
-def _task(tensor: Tensor, digest: bool, laws: dict[str, ValueRule], twins: dict[str, Tensor]) -> Task | None:
-    law, twin = laws.get(tensor.name), twins.get(tensor.name)
-    watch = partial(ElementCheck, tensor, law) if law is not None else None
+def _task(tensor: Tensor, digest: bool, opened: Opened, twins: dict[str, Tensor]) -> Task | None:
+    plan, twin = opened.plans.get(tensor.name), twins.get(tensor.name)
+    plan = (
+        plan if plan is not None and plan.tensor == tensor else None
+    )  # of a name that two files have, the one that counts
+    watch = partial(Look, plan, opened.sightings) if plan is not None else None
     return Task(tensor, digest, watch, twin) if digest or watch or twin is not None else None
 
 

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from shardmill.verify.formats.declared import declaration
+from shardmill.verify.formats.forms.kv_cache import cache_faults
 from shardmill.verify.formats.schemes import pair_faults, quantized
+from shardmill.verify.questions.decoded_sizes import sizes_of
 from shardmill.verify.questions.coverage import coverage_of
 from shardmill.verify.questions.entries import entry_faults
 from shardmill.verify.questions.lint_config import config_faults
@@ -18,6 +20,7 @@ from shardmill.verify.questions.lint_names import name_faults, names_of
 from shardmill.verify.questions.lint_scales import ScaleContext, scale_faults
 from shardmill.verify.questions.lint_siblings import sibling_faults
 from shardmill.verify.questions.lint_words import word_faults
+from shardmill.verify.questions.lint_sizes import size_faults
 from shardmill.verify.questions.scale_values import SAMPLE_BYTES, read_scales
 from shardmill.verify.questions.structure import structure_faults
 from shardmill.verify.questions.tensor_parallel import demanded, sentence, tensor_parallel
@@ -65,6 +68,7 @@ def lint(
     declared = declaration(checkpoint.quantization)[0] if checkpoint.quantization else None
     names = names_of(checkpoint, linears, declared)
     report.add(*name_faults(names), *config_faults(names), *sibling_faults(names), *word_faults(names))
+    report.add(*cache_faults(checkpoint.tensors, checkpoint.quantization))
     report.checks("names")
     if options.read_data:
         budget = (
@@ -82,6 +86,11 @@ def lint(
         if sampled:
             report.facts["seed"] = seed
         report.add(*scale_faults(ScaleContext(linears, scales, declared, checkpoint.quantization)))
+        if budget is None:
+            report.add(*size_faults(sizes_of(checkpoint, linears, declared)))
+            report.checks("decoded sizes")
+        else:
+            report.leaves_out("decoded sizes", "a sample of scales alone was read")
     else:
         report.leaves_out("scales", "headers only")
         report.coverage = coverage_of(checkpoint, linears, None, floats=False)
@@ -96,7 +105,9 @@ def lint(
 
 def finish(report: Report, checkpoint: Checkpoint, options: LintOptions) -> Report:
     """The report with only the selected rules, without what is ignored, and with a line for each fine file."""
-    kept = Report(report.question, report.checked, report.not_checked, facts=report.facts, coverage=report.coverage)
+    kept = Report(
+        report.question, report.checked, report.not_checked, facts=report.facts, coverage=report.coverage
+    )
     ignored: dict[str, int] = {}
     for finding in report.findings:
         if options.select is not None and finding.slug not in options.select:

@@ -4,6 +4,9 @@ E, W, N = "error", "warning", "info"
 CALIBRATE = (
     "Calibrate the module again with data that reaches it, or remove the scale and declare weight-only."
 )
+POISON = "Find out where it comes from: one such element reaches every output. Download or export the tensor again."
+FILL = "Download the file again (a cut download leaves zeros), or export the tensor again."
+SIZE = "Look for a scale that was squared, inverted, written for another format or read with another bias."
 
 MEANING = (
     ("SM101", "placeholder-input-scale", W, "Input scales of several layers are one number: nobody measured them.",
@@ -28,6 +31,27 @@ MEANING = (
      "Quantize again."),
     ("SM111", "scale-not-ue8m0", W, "scale_fmt is ue8m0, and scales are not powers of two: loaders round again.",
      "Write the rounded scale and codes computed with it, or drop scale_fmt."),
+    ("SM120", "nan-value", E, "A tensor of floats holds NaN.", POISON),
+    ("SM121", "infinite-value", E, "A tensor of floats holds an infinity.", POISON),
+    ("SM122", "zero-weight", W, "Every element of a weight is zero.", FILL),
+    ("SM123", "zero-hole", E, "A stretch of zero bytes lies in a weight.", FILL),
+    ("SM124", "dead-expert", E, "An expert's weights are all zero: what is sent to it is lost.", FILL),
+    ("SM125", "zero-scale", E, "A block scale is zero over codes that are not: the block decodes to nothing.",
+     "Quantize the module again with a larger global scale."),
+    ("SM126", "zero-codes", E, "A block's codes are all zero under a scale that was made for others.", FILL),
+    ("SM127", "index-range", E, "A table of indices beside packed codes does not fit them.",
+     "Pack the module again: loaders read other groups, or beyond the end."),
+    ("SM128", "index-foreign", N, "A table of group indices holds other numbers; it was not judged.",
+     "Nothing, if no loader of yours reads it."),
+    ("SM131", "kv-scale-missing", E, "A layer lacks the scale of the KV cache that its siblings have.",
+     "Calibrate again: the layer's cache runs at scale 1."),
+    ("SM132", "kv-scheme-unscaled", W, "A static scheme for the KV cache is declared, and no scale of it is here.",
+     "Export k_scale and v_scale, or remove the scheme: the cache would run at scale 1."),
+    ("SM133", "kv-undeclared", N, "Scales of the KV cache are here, and the config does not declare them.",
+     "Declare kv_cache_scheme (or kv_cache_quant_algo): engines ignore undeclared ones."),
+    ("SM141", "size-outlier", W, "A weight decodes to numbers far larger or smaller than its siblings'.", SIZE),
+    ("SM142", "size-of-all", W, "The quantized weights decode to numbers that no trained network has.", SIZE),
+    ("SM143", "scale-range", W, "A scale within a weight is far beyond the others of that weight.", SIZE),
     ("SM201", "scale-name", E, "A scale bears another name than the declared format's loader looks for.",
      "Rename the tensor, in the shard and in the index."),
     ("SM202", "exclude-idle", N, "An exclusion matches no module under any known name.",

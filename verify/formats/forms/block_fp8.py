@@ -34,16 +34,16 @@ def _grid_of_rank_4(linear: Linear, scale: Tensor) -> str:
 BLOCK = Form(
     "fp8-block", "block FP8", "DeepSeek, Qwen, GLM, MiniMax, transformers, slime, shardmill",
     "`weight` F8_E4M3 [R, C]; `weight_scale_inv` or `scale` [ceil(R/r), ceil(C/c)]",
-    ("weight_scale_inv",), (*FLOATS, *EXPONENTS), _grid, e4m3,
+    ("weight_scale_inv",), (*FLOATS, *EXPONENTS), _grid, e4m3, 0.05, 0x7E,
 )  # fmt: skip
 GRID_OF_2 = Form(
     "fp8-grid", "block FP8 of compressed-tensors", "llm-compressor, vLLM's tools",
     "`weight` F8_E4M3 [R, C]; `weight_scale` [ceil(R/r), ceil(C/c)]",
-    ("weight_scale",), (*FLOATS, *EXPONENTS), _grid, e4m3,
+    ("weight_scale",), (*FLOATS, *EXPONENTS), _grid, e4m3, 0.05, 0x7E,
 )  # fmt: skip
 GRID_OF_4 = Form(
     "fp8-pbwo", "block FP8 of ModelOpt", "ModelOpt (FP8_PB_WO)",
     "`weight` F8_E4M3 [R, C]; `weight_scale` F32 [row blocks, 1, column blocks, 1]",
-    ("weight_scale",), FLOATS, _grid_of_rank_4, e4m3,
+    ("weight_scale",), FLOATS, _grid_of_rank_4, e4m3, 0.05, 0x7E,
 )  # fmt: skip
 FORMS = (BLOCK, GRID_OF_2, GRID_OF_4)

@@ -49,8 +49,8 @@ _LACKS = ("decoded values against a parent: codes were chosen with data",)
 FORMS = (
     Form("gptq", "GPTQ", "GPTQModel, AutoGPTQ, AutoRound, llm-compressor",
          "`qweight` I32 [C * bits / 32, R]; `qzeros` I32; `scales` F16 [groups, R]; `g_idx` I32 [C]",
-         ("scales",), FLOATS, _scales, None, _LACKS),
+         ("scales",), FLOATS, _scales, None, 0.5, 0, _LACKS),
     Form("awq", "AWQ", "AutoAWQ, AutoRound",
          "`qweight` I32 [C, R * bits / 32]; `qzeros` I32; `scales` F16 [groups, R]",
-         ("scales",), FLOATS, _scales, None, _LACKS),
+         ("scales",), FLOATS, _scales, None, 0.5, 0, _LACKS),
 )  # fmt: skip

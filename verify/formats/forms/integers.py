@@ -42,9 +42,9 @@ def _groups(shape: tuple[int, ...], grid: tuple[int, ...]) -> bool:
 FORMS = (
     Form("int8", "INT8", "llm-compressor (int-quantized)",
          "`weight` I8 [R, C]; `weight_scale` [R, 1], [R], [] or [R, C/g]",
-         ("weight_scale",), FLOATS, _bytes_grid, int8),
+         ("weight_scale",), FLOATS, _bytes_grid, int8, 0.05),
     Form("int-pack", "packed INT4 and INT8", "llm-compressor (pack-quantized), Kimi-K2",
          "`weight_packed` I32 [R, C * bits / 32]; `weight_scale` [R, groups]; `weight_shape` I64 [2]",
-         ("weight_scale",), FLOATS, _words_grid, offset_words,
+         ("weight_scale",), FLOATS, _words_grid, offset_words, 0.25, 0,
          ("decoded values where there are zero points or reordered groups",)),
 )  # fmt: skip

@@ -29,8 +29,8 @@ def _blocks(linear: Linear, scale: Tensor) -> str:
 FORMS = (
     Form("mxfp4", "MXFP4", "llm-compressor, Quark, DeepSeek-V4",
          "`weight_packed` or `weight` U8 or I8 [R, C/2]; `weight_scale` or `scale` U8 or F8_E8M0 [R, C/32]",
-         ("weight_scale",), EXPONENTS, grid_by_group, e2m1),
+         ("weight_scale",), EXPONENTS, grid_by_group, e2m1, 0.2),
     Form("gpt-oss", "MXFP4 of gpt-oss", "OpenAI",
          "`*_blocks` U8 [E, R, C/32, 16]; `*_scales` U8 [E, R, C/32]",
-         ("_scales",), EXPONENTS, _blocks, e2m1),
+         ("_scales",), EXPONENTS, _blocks, e2m1, 0.2),
 )  # fmt: skip

@@ -20,5 +20,5 @@ def grid_by_group(linear: Linear, scale: Tensor) -> str:
 FORMS = (
     Form("mxfp8", "MXFP8", "ModelOpt, llm-compressor",
          "`weight` F8_E4M3 [R, C]; `weight_scale` U8 or F8_E8M0 [R, C/32]",
-         ("weight_scale",), EXPONENTS, grid_by_group, e4m3),
+         ("weight_scale",), EXPONENTS, grid_by_group, e4m3, 0.05),
 )  # fmt: skip

@@ -15,8 +15,8 @@ from shardmill.verify.formats.linear import Form
 FORMS = (
     Form("nvfp4", "NVFP4 of ModelOpt", "ModelOpt",
          "`weight` U8 [R, C/2]; `weight_scale` F8_E4M3 [R, C/16]; `weight_scale_2` F32 []",
-         ("weight_scale", "weight_scale_2"), ("F8_E4M3",), grid_by_group, e2m1),
+         ("weight_scale", "weight_scale_2"), ("F8_E4M3",), grid_by_group, e2m1, 0.16, 0x7),
     Form("ct-nvfp4", "NVFP4 of compressed-tensors", "llm-compressor",
          "`weight_packed` U8 [R, C/2]; `weight_scale` F8_E4M3 [R, C/16]; `weight_global_scale` F32 [1]",
-         ("weight_scale", "weight_global_scale"), ("F8_E4M3",), grid_by_group, e2m1),
+         ("weight_scale", "weight_global_scale"), ("F8_E4M3",), grid_by_group, e2m1, 0.16, 0x7),
 )  # fmt: skip

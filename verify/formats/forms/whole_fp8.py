@@ -38,14 +38,14 @@ def _any(linear: Linear, scale: Tensor) -> str:
 _PER_TENSOR = "`weight` F8_E4M3 [R, C]; "
 FORMS = (
     Form("fp8-tensor", "FP8 per tensor", "ModelOpt, AutoFP8, llm-compressor, Quark, Mistral, transformers",
-         _PER_TENSOR + "`weight_scale` or `weight_scale_inv` of one number", ("weight_scale",), FLOATS, _one, e4m3),
+         _PER_TENSOR + "`weight_scale` or `weight_scale_inv` of one number", ("weight_scale",), FLOATS, _one, e4m3, 0.05, 0x7E),
     Form("fp8-channel", "FP8 per channel", "llm-compressor, ModelOpt, fbgemm",
-         _PER_TENSOR + "`weight_scale` [R, 1] or [R]", ("weight_scale",), FLOATS, _row, e4m3),
+         _PER_TENSOR + "`weight_scale` [R, 1] or [R]", ("weight_scale",), FLOATS, _row, e4m3, 0.05, 0x7E),
     Form("fp8-parts", "FP8 with one scale a fused part", "vLLM's older tools",
-         _PER_TENSOR + "`weight_scale` [n]", ("weight_scale",), FLOATS, _any, None,
+         _PER_TENSOR + "`weight_scale` [n]", ("weight_scale",), FLOATS, _any, None, 0.05, 0x7E,
          ("decoded values: the file does not say where a part ends",)),
     Form("comfy-fp8", "FP8 of ComfyUI", "ComfyUI",
-         _PER_TENSOR + "`scale_weight` []", ("scale_weight",), FLOATS, _one, e4m3),
+         _PER_TENSOR + "`scale_weight` []", ("scale_weight",), FLOATS, _one, e4m3, 0.05, 0x7E),
     Form("mistral-fp8", "FP8 of Mistral's own layout", "Mistral",
-         _PER_TENSOR + "`qscale_weight` []", ("qscale_weight",), FLOATS, _one, e4m3),
+         _PER_TENSOR + "`qscale_weight` []", ("qscale_weight",), FLOATS, _one, e4m3, 0.05, 0x7E),
 )  # fmt: skip

@@ -30,6 +30,7 @@ from shardmill.verify.formats.schemes import FLOATS, PACKED, Linear, is_scale, q
 from shardmill.verify.questions.coverage import form_of
 from shardmill.verify.questions.local_errors import LocalErrors
 from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
+from shardmill.verify.reading.progress import Progress
 from shardmill.verify.reading.source import Source
 from shardmill.verify.reading.threads import pinned
 from shardmill.verify.rules.findings import Finding, Report
@@ -150,12 +151,11 @@ def roundtrip(
     if not pairs:
         report.leaves_out("values", "no weight of the parent has another form here")
         return report
-    total, done = sum(pair.child.tensor.bytes for pair in pairs), [0]
+    done = Progress(sum(pair.child.tensor.bytes for pair in pairs), progress)
 
     def measure(pair: Pair, _: None) -> Loss:
         loss = loss_of(pair, source, parent)
-        done[0] += pair.child.tensor.bytes
-        progress(done[0], total)
+        done.add(pair.child.tensor.bytes)
         return loss
 
     losses = pinned(measure, sorted(pairs, key=lambda pair: -pair.child.tensor.bytes), lambda: None)
@@ -187,7 +187,7 @@ def pairs_of(child: Checkpoint, parent: Checkpoint, everything: bool) -> Iterato
             continue
         conversion = child.manifest.conversions.get(linear.weight.name) if child.manifest else None
         family = conversion.family if conversion is not None else kind_of(linear.module)
-        same = conversion is not None and conversion.recipe == REBLOCK
+        same = conversion is not None and conversion.numerics == REBLOCK
         yield Pair(linear.weight.name, family, matrix, other, same)
     yield from _float_pairs(child, parent, theirs, renamed, declared_there)
 

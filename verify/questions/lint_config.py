@@ -18,6 +18,7 @@ from shardmill.verify.reading.header import Tensor
 from shardmill.verify.rules.findings import Finding
 
 Shape = tuple[int, ...]
+NAME_CHARS_MAX = 200
 
 _EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|word_embeddings|tok_embeddings|embed_in|embeddings?|shared|embed)\.weight$")
 _HEAD = re.compile(
@@ -153,7 +154,7 @@ def _ends(names: Names) -> Iterator[Finding]:
         return
     if not any(".layers." in f".{name}" or ".h." in f".{name}" for name in names.checkpoint.tensors):
         return
-    ends = [name for name in names.checkpoint.tensors if "weight" in name]
+    ends = [name for name in names.checkpoint.tensors if "weight" in name and len(name) <= NAME_CHARS_MAX]
     if not any(_EMBEDDING.search(name) or "embed" in name for name in ends):
         yield Finding("embedding-missing", "", "", "an embedding, such as model.embed_tokens.weight", "none")
     has_head = any(_HEAD.search(name) and not re.search(r"\.(layers|h|blocks)\.\d", name) for name in ends)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from shardmill.verify.formats.fused import kind_of
 from shardmill.verify.formats.linear import FLOATS
 from shardmill.verify.questions.lint_names import Names
-from shardmill.verify.questions.stacks import Stack, lacking, stacks_of
+from shardmill.verify.questions.stacks import BUILDS_MAX, Stack, lacking, stacks_of
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.rules.findings import Finding
 
@@ -16,6 +16,7 @@ DRAFT = re.compile(r"(^|\.)(eh_proj|enorm|hnorm|shared_head|mtp|nextn)(\.|$)")
 DRAFT_PARTS = ("enorm", "hnorm", "eh_proj")
 LIST_MIN = 3  # blocks from which on a gap is no chance
 GAPS_MAX = 20
+BEYOND_MAX = 20
 NAMED = 4
 
 
@@ -47,6 +48,8 @@ def _gaps(stack: Stack) -> Iterator[Finding]:
         return
     if 2 * max(len(same) for same in stack.builds.values()) < len(numbers):
         return
+    if max(numbers) - min(numbers) > 2 * len(numbers):
+        return
     gaps = [number for number in range(min(numbers), max(numbers)) if number not in numbers]
     if len(gaps) <= min(GAPS_MAX, len(numbers) // 2):
         for number in gaps:
@@ -57,10 +60,10 @@ def _gaps(stack: Stack) -> Iterator[Finding]:
 def _drafts(names: Names, trunk: Stack) -> Iterator[Finding]:
     """Blocks beyond num_hidden_layers are drafts, and whole: a trunk layer with what joins it to the trunk."""
     layers = names.count("num_hidden_layers", "n_layer", "num_layers")
-    beyond = sorted(number for number in trunk.blocks if layers and number >= layers)
-    if not beyond or trunk.name.count(".") > 3 or not trunk.name.rpartition(".")[2] in ("layers", "h", "blocks", "layer"):
+    beyond = sorted(number for number in trunk.blocks if layers and number >= layers)[:BEYOND_MAX]
+    if not beyond or len(trunk.builds) > BUILDS_MAX or trunk.name.count(".") > 3 or not trunk.name.rpartition(".")[2] in ("layers", "h", "blocks", "layer"):
         return
-    builds = [kinds for number, kinds in trunk.sets.items() if number < layers]
+    builds = {kinds for number, kinds in trunk.sets.items() if number < layers}
     for number in beyond:
         kinds = trunk.sets[number]
         parts = {part for part in DRAFT_PARTS if any(kind.startswith(f"{part}.") for kind in kinds)}

@@ -22,6 +22,7 @@ _REPEATED = re.compile(r"(?:^|\.)(\w+)\.(?:\1\.){2,}|(?:^|\.)(language_model|tex
 _NUMBERED_END = re.compile(r"\.\d+$")
 _PLACES = ("quantization_config", "compression_config")
 DEPTH_MAX = 20
+PLAIN_MAX = 2_000  # exclusions that end in a number, held to each layer
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 
@@ -35,7 +36,7 @@ def word_faults(names: Names) -> Iterator[Finding]:
 
 
 def _wrapped(names: Names) -> Iterator[Finding]:
-    found = [name for name in names.checkpoint.tensors if _WRAPPER.search(name) or _REPEATED.search(name)]
+    found = [name for name in names.checkpoint.tensors if len(name) < 512 and (_WRAPPER.search(name) or _REPEATED.search(name))]
     if found:
         tensor = names.checkpoint.tensors[found[0]]
         got = f"{len(found):,} names like this one"
@@ -72,7 +73,7 @@ def _by_prefix(names: Names) -> Iterator[Finding]:
     if declared is None or declared.method == "modelopt":
         return
     plain = [p.text for p in declared.excludes.patterns if p.regex is None and _NUMBERED_END.search(p.text)]
-    if not plain:
+    if not plain or len(plain) > PLAIN_MAX:
         return
     listed = {text.rpartition(".")[0] for text in plain}
     fronts: dict[str, str] = {}  # the name up to its number -> a quantized module under it
@@ -80,13 +81,11 @@ def _by_prefix(names: Names) -> Iterator[Finding]:
         if linear.weight is None:
             continue
         for match in re.finditer(r"\.\d{2,}(?=\.|$)", module):
-            if module[: match.start()] in listed or any(text.endswith(module[: match.start()]) for text in ()):
+            if module[: match.start()] in listed:
                 fronts.setdefault(module[: match.end()], module)
     for text in plain:
         hit = next((module for front, module in fronts.items() if front.startswith(text) and front != text), None)
-        if hit is not None and text not in fronts:
-            yield Finding("exclude-by-prefix", CONFIG, text, "a name that begins no other module's", hit)
-        elif hit is not None:
+        if hit is not None:
             yield Finding("exclude-by-prefix", CONFIG, text, "a name that begins no other module's", hit)
 
 

@@ -17,6 +17,9 @@ from shardmill.verify.formats.schemes import split_name
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.formats.linear import EXTRAS, SCALE_DTYPES
 
+BUILDS_MAX = 64  # of one stack; more of them are no siblings
+NAME_CHARS_MAX = 512
+
 _BLOCK = re.compile(r"^(.*?)\.(\d{1,6})\.(.+)$")
 _COMPANIONS = frozenset((*SCALE_DTYPES, *EXTRAS, "k_scale", "v_scale", "q_scale", "biases", "weight_format", "SCB"))
 _PACKED = frozenset(("weight_packed", "qweight", "_blocks"))
@@ -51,7 +54,7 @@ class Stack:
 def stacks_of(tensors: Mapping[str, Tensor]) -> dict[str, Stack]:
     stacks: dict[str, Stack] = {}
     for name, tensor in tensors.items():
-        match = _BLOCK.match(name)
+        match = _BLOCK.match(name) if len(name) <= NAME_CHARS_MAX else None
         if match is None:
             continue
         kind = weight_kind(match[3])
@@ -77,6 +80,8 @@ def weight_kind(rest: str) -> str:
 def lacking(stack: Stack) -> Iterator[tuple[int, list[str], int]]:
     """(block, kinds that it lacks, siblings that have them): blocks that are like most but for a few weights."""
     builds = stack.builds
+    if len(builds) > BUILDS_MAX:
+        return
     for kinds, numbers in builds.items():
         if len(numbers) > max(1, len(stack.blocks) // 10):
             continue

@@ -10,6 +10,7 @@ from typing import Any
 from shardmill.verify.formats.declared import CONFIG
 from shardmill.verify.formats.linear import FLOATS
 from shardmill.verify.questions.lint_names import Names
+from shardmill.verify.questions.stacks import NAME_CHARS_MAX, representatives, stacks_of
 from shardmill.verify.rules.findings import Finding
 
 # What training wrappers put before or between the parts of a name; no loader maps these.
@@ -36,11 +37,16 @@ def word_faults(names: Names) -> Iterator[Finding]:
 
 
 def _wrapped(names: Names) -> Iterator[Finding]:
-    found = [name for name in names.checkpoint.tensors if len(name) < 512 and (_WRAPPER.search(name) or _REPEATED.search(name))]
+    tensors = names.checkpoint.tensors
+    found = [
+        tensor
+        for tensor in representatives(tensors, stacks_of(tensors))
+        if len(tensor.name) <= NAME_CHARS_MAX and (_WRAPPER.search(tensor.name) or _REPEATED.search(tensor.name))
+    ]
     if found:
-        tensor = names.checkpoint.tensors[found[0]]
-        got = f"{len(found):,} names like this one"
-        yield Finding("wrapper-name", tensor.file, found[0], "names as the model's class writes them", got)
+        got = f"{len(found):,} kinds of names like this one"
+        expected = "names as the model's class writes them"
+        yield Finding("wrapper-name", found[0].file, found[0].name, expected, got)
 
 
 def _alike(names: Names) -> Iterator[Finding]:

@@ -53,11 +53,14 @@ class Stack:
 
 def stacks_of(tensors: Mapping[str, Tensor]) -> dict[str, Stack]:
     stacks: dict[str, Stack] = {}
+    known: dict[str, str] = {}  # the rest of a name within its block -> its kind: the same in every block
     for name, tensor in tensors.items():
         match = _BLOCK.match(name) if len(name) <= NAME_CHARS_MAX else None
         if match is None:
             continue
-        kind = weight_kind(match[3])
+        kind = known.get(match[3])
+        if kind is None:
+            kind = known[match[3]] = weight_kind(match[3])
         if kind:
             stack = stacks.get(match[1])
             if stack is None:
@@ -65,6 +68,18 @@ def stacks_of(tensors: Mapping[str, Tensor]) -> dict[str, Stack]:
             block = stack.blocks.setdefault(int(match[2]), {})
             block.setdefault(kind, tensor)
     return stacks
+
+
+def representatives(tensors: Mapping[str, Tensor], stacks: Mapping[str, Stack]) -> Iterator[Tensor]:
+    """One tensor of each kind of each stack, and every tensor of no stack: enough to judge words."""
+    for stack in stacks.values():
+        seen: set[str] = set()
+        for kinds in stack.blocks.values():
+            for kind, tensor in kinds.items():
+                if kind not in seen:
+                    seen.add(kind)
+                    yield tensor
+    yield from (tensor for name, tensor in tensors.items() if not _BLOCK.match(name[:NAME_CHARS_MAX]))
 
 
 def weight_kind(rest: str) -> str:

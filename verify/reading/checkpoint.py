@@ -21,7 +21,7 @@ INDEX = "model.safetensors.index.json"
 INDEX_SUFFIX = ".safetensors.index.json"
 SUFFIX = ".safetensors"
 TENSORS_MAX = 600_000  # of a whole checkpoint
-HEADERS_BYTES_MAX = 80 << 20  # of a whole checkpoint: four times those of 150,000 tensors
+HEADERS_BYTES_MAX = 64 << 20  # of a whole checkpoint: three times those of 150,000 tensors
 FILES_MAX = 20_000  # that an index names
 MANIFEST_BYTES_MAX = 40 << 20
 

@@ -152,7 +152,7 @@ def _ends(names: Names) -> Iterator[Finding]:
     classes = config.get("architectures")
     if not isinstance(classes, list) or not any(isinstance(c, str) and _GENERATES.search(c) for c in classes):
         return
-    if not any(".layers." in f".{name}" or ".h." in f".{name}" for name in names.checkpoint.tensors):
+    if not names.whole or not any(".layers." in f".{name}" or ".h." in f".{name}" for name in names.checkpoint.tensors):
         return
     ends = [name for name in names.checkpoint.tensors if "weight" in name and len(name) <= NAME_CHARS_MAX]
     if not any(_EMBEDDING.search(name) or "embed" in name for name in ends):

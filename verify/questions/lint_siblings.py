@@ -21,7 +21,7 @@ NAMED = 4
 
 
 def sibling_faults(names: Names) -> Iterator[Finding]:
-    stacks = stacks_of(names.checkpoint.tensors)
+    stacks = stacks_of(names.checkpoint.tensors) if names.whole else {}
     for stack in stacks.values():
         yield from _lacking(stack)
         yield from _gaps(stack)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from shardmill.verify.commands.options import Bar, answer, as_json, source_at, strict, unasked
+from shardmill.verify.commands.options import Bar, answer, as_json, seed_option, source_at, strict, unasked
 from shardmill.verify.questions.integrity import integrity
-from shardmill.verify.questions.lint import lint
+from shardmill.verify.questions.lint import LintOptions, lint
 from shardmill.verify.questions.loads import loads
 from shardmill.verify.questions.reproduce import reproduce
 from shardmill.verify.questions.roundtrip import Limits, roundtrip
@@ -28,9 +28,12 @@ from shardmill.verify.rules.findings import Finding, Report
     metavar="PEM",
     help="The publisher's: adds signature.",
 )
+@seed_option
 @strict
 @as_json
-def all_command(place: str, parent: str | None, public_key: Path | None, strict: bool, as_json: bool) -> None:
+def all_command(
+    place: str, parent: str | None, public_key: Path | None, seed: int | None, strict: bool, as_json: bool
+) -> None:
     """Ask every question that applies to the checkpoint in DIR.
 
     \b
@@ -39,15 +42,15 @@ def all_command(place: str, parent: str | None, public_key: Path | None, strict:
     source = source_at(place)
     origin = source_at(parent) if parent else None
     with Bar() as bar:
-        reports = ask_all(source, origin, bar)
+        reports = ask_all(source, origin, bar, seed)
     reports.append(_signature(source, public_key))
     answer(together(reports), as_json, source, *([origin] if origin else []), strict=strict)
 
 
-def ask_all(source: Source, parent: Source | None, bar: Bar) -> list[Report]:
+def ask_all(source: Source, parent: Source | None, bar: Bar, seed: int | None = None) -> list[Report]:
     reports = [
         integrity(source, parent, progress=bar),
-        lint(source, progress=bar),
+        lint(source, LintOptions(seed=seed), bar),
         unasked(loads(source), "loads"),
     ]
     if parent is None:
@@ -55,7 +58,7 @@ def ask_all(source: Source, parent: Source | None, bar: Bar) -> list[Report]:
     return [
         *reports,
         unasked(roundtrip(source, parent, Limits(), progress=bar), "values"),
-        unasked(reproduce(source, parent, progress=bar), "blocks"),
+        unasked(reproduce(source, parent, seed=seed, progress=bar), "blocks"),
     ]
 
 
@@ -72,9 +75,7 @@ def _signature(source: Source, public_key: Path | None) -> Report:
         except SigningError as error:
             raise click.UsageError(str(error)) from None
     report = Report("signature")
-    report.cannot_ask(
-        "no --public-key was given" if public_key is None else "only a folder has files to hash"
-    )
+    report.cannot_ask("no --public-key was given" if public_key is None else "only a folder has files to hash")
     return report
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from shardmill.verify.commands.options import Bar, answer, as_json, source_at, strict
+from shardmill.verify.commands.options import Bar, answer, as_json, seed_option, source_at, strict
 from shardmill.verify.questions.lint import LintOptions, lint, parse_ignores, parse_selection
 from shardmill.verify.rules.table import RULES
 
@@ -42,6 +42,7 @@ def _list_rules(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 @click.option(
     "--list-rules", is_flag=True, is_eager=True, expose_value=False, callback=_list_rules, help="Show all."
 )
+@seed_option
 @strict
 @as_json
 def lint_command(
@@ -51,6 +52,7 @@ def lint_command(
     tp: tuple[int, ...],
     select: str | None,
     ignore: Path | None,
+    seed: int | None,
     strict: bool,
     as_json: bool,
 ) -> None:
@@ -66,6 +68,7 @@ def lint_command(
             tp,
             parse_selection(select) if select else None,
             tuple(parse_ignores(ignore.read_text().splitlines())) if ignore else (),
+            seed,
         )
     except (ValueError, UnicodeDecodeError) as error:
         raise click.UsageError(str(error)) from None

@@ -23,6 +23,12 @@ strict = click.option(
     "--strict", is_flag=True, help="Exit 1 also where a weight was not judged or a question not asked."
 )
 
+seed_option = click.option(
+    "--seed",
+    type=click.IntRange(0),
+    help="Draw the sample of an earlier answer again.  [default: drawn by the system, and printed]",
+)
+
 
 def source_at(place: str) -> Source:
     """The folder, file, http(s) address or hf:// repository at `place`. Raises click.UsageError if there is none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from shardmill.verify.commands.options import Bar, answer, as_json, source_at
+from shardmill.verify.commands.options import Bar, answer, as_json, seed_option, source_at, strict
 from shardmill.verify.formats.encode import RECIPES
 from shardmill.verify.questions.diff import diff
 from shardmill.verify.questions.reproduce import BLOCKS, reproduce
@@ -66,13 +66,13 @@ def roundtrip_command(
 @click.option("--parent", required=True, metavar="DIR", help="The checkpoint that it was made from.")
 @click.option("--blocks", type=click.IntRange(1), default=BLOCKS, show_default=True, help="How many to draw.")
 @click.option("--all", "everything", is_flag=True, help="Every block.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the drawing.")
+@seed_option
 @click.option(
     "--recipe", type=click.Choice(RECIPES), help="Of a checkpoint without a manifest.  [default: amax/1]"
 )
 @as_json
 def reproduce_command(
-    place: str, parent: str, blocks: int, everything: bool, seed: int, recipe: str | None, as_json: bool
+    place: str, parent: str, blocks: int, everything: bool, seed: int | None, recipe: str | None, as_json: bool
 ) -> None:
     """Are the blocks in DIR, bit for bit, what their recipe makes of the parent?
 

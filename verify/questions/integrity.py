@@ -13,6 +13,7 @@ from functools import partial
 from shardmill.verify.formats.encode import RECIPES
 from shardmill.verify.formats.look import Look, Plan, Sightings
 from shardmill.verify.formats.schemes import Linear, grid_of, pair_faults, quantized
+from shardmill.verify.questions.beside_parent import beside_parent
 from shardmill.verify.questions.coverage import coverage_of
 from shardmill.verify.questions.entries import entry_faults
 from shardmill.verify.questions.looks import plans_of, sight_faults
@@ -55,6 +56,8 @@ def integrity(
     origin = parentage(opened.checkpoint, opened.linears, parent, report) if parent is not None else None
     if origin is None:
         report.leaves_out("parent", "no --parent given")
+    else:
+        report.add(*beside_parent(opened.checkpoint, origin.parent, report))
     if read_data is False or (read_data is None and source.remote):
         for topic in ("scales", "codes", "floats"):
             report.leaves_out(topic, "headers only")
@@ -92,6 +95,8 @@ def _manifest_faults(checkpoint: Checkpoint, manifest: Manifest) -> Iterator[Fin
             yield Finding("index-path", MANIFEST, "", "a plain file name", ascii(path[:200]))
         elif path not in checkpoint.files:
             yield Finding("missing-file", path, "", f"{record.bytes:,} bytes", "no such file")
+        elif record.sha256 is None and manifest.hashes_files:
+            yield Finding("digest-missing", path, "", "a sha256", "null")
         elif checkpoint.files[path] != record.bytes:
             yield Finding(
                 "file-size", path, "", f"{record.bytes:,} bytes", f"{checkpoint.files[path]:,} bytes"
@@ -168,11 +173,20 @@ def _data(
     report.checks("scales")
     report.checks("codes")
     report.checks("floats")
-    if checkpoint.manifest is not None:
-        report.checks("digests")
+    _say_digests(checkpoint, report)
     if origin is not None and parent is not None:
         report.add(*origin.source_faults(stream(parent, sources, None, told)))
         report.checks("parent")
+
+
+def _say_digests(checkpoint: Checkpoint, report: Report) -> None:
+    """A file without a sha256 in the manifest was not compared, whatever else was."""
+    if checkpoint.manifest is None:
+        return
+    bare = [path for path, record in checkpoint.manifest.files.items() if record.sha256 is None]
+    report.checks("digests")
+    if bare:
+        report.leaves_out(f"digests of {len(bare):,} files", f"the manifest holds none, as of {bare[0]}")
 
 
 def _stated_digests(checkpoint: Checkpoint, report: Report) -> None:

@@ -22,6 +22,7 @@ from shardmill.verify.questions.scale_values import SAMPLE_BYTES, read_scales
 from shardmill.verify.questions.structure import structure_faults
 from shardmill.verify.questions.tensor_parallel import demanded, sentence, tensor_parallel
 from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
+from shardmill.verify.reading.seeds import fresh_seed
 from shardmill.verify.reading.source import Source
 from shardmill.verify.rules.findings import Finding, Report
 from shardmill.verify.rules.table import RULES, rule_named
@@ -48,6 +49,7 @@ class LintOptions:
     tp: tuple[int, ...] = ()
     select: frozenset[str] | None = None  # slugs
     ignore: tuple[Ignore, ...] = ()
+    seed: int | None = None  # of the sample of scales; None: one of the system's
 
 
 def lint(
@@ -72,9 +74,13 @@ def lint(
             if source.remote
             else None
         )
-        scales = read_scales(checkpoint, linears, report, budget, progress)
+        seed = fresh_seed() if options.seed is None else options.seed
+        scales = read_scales(checkpoint, linears, report, budget, progress, seed)
         seen = scales.keys() | {linear.weight.name for linear in linears.values() if linear.weight}
-        report.coverage = coverage_of(checkpoint, linears, seen, "scales" not in report.checked, floats=False)
+        sampled = "scales" not in report.checked
+        report.coverage = coverage_of(checkpoint, linears, seen, sampled, floats=False)
+        if sampled:
+            report.facts["seed"] = seed
         report.add(*scale_faults(ScaleContext(linears, scales, declared, checkpoint.quantization)))
         if budget is None:
             report.add(*size_faults(sizes_of(checkpoint, linears, declared)))

@@ -1,7 +1,9 @@
 """The recompute proof: blocks drawn at random are made again from the parent and compared bit by bit.
 
 If a fraction f of all blocks were wrong, K random ones would all be right with probability (1 - f)^K: the report says
-what that comes to. With every block compared, nothing is left to chance.
+what that comes to. The figure holds only if the draw came after publication: who knows the seed beforehand can forge
+every block that it does not draw. So the seed comes from the system's randomness and is printed, and a given seed only
+replays. With every block compared, nothing is left to chance.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.reading.manifest import MANIFEST
 from shardmill.verify.reading.source import Source
+from shardmill.verify.reading.seeds import fresh_seed
 from shardmill.verify.reading.threads import pinned
 from shardmill.verify.rules.findings import Finding, Report
 
@@ -66,11 +69,12 @@ def reproduce(
     source: Source,
     parent: Source,
     blocks: int | None = BLOCKS,
-    seed: int = 0,
+    seed: int | None = None,
     recipe: str | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Report:
-    """`blocks`: how many, None for all. `recipe`: of a checkpoint without a manifest."""
+    """`blocks`: how many, None for all; `seed`: None for one of the system's; `recipe`: where no manifest says it."""
+    seed = fresh_seed() if seed is None else seed
     report = Report("reproduce")
     child = open_checkpoint(source, report)
     origin = open_checkpoint(parent, Report("reproduce"))

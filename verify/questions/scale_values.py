@@ -24,7 +24,6 @@ from shardmill.verify.rules.findings import Finding, Report
 
 SAMPLE_BYTES = 2 << 20  # of grids, from a remote place
 SAMPLE_OF_A_GRID = 16 << 10
-SEED = 20261129
 
 
 @dataclass(slots=True)
@@ -106,6 +105,7 @@ def read_scales(
     report: Report,
     sample_bytes: int | None,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    seed: int = 0,
 ) -> dict[str, Scale]:
     """Scale tensor -> what it holds. `sample_bytes` bounds what is read of grids; None reads them whole."""
     laws = value_rules(linears, checkpoint.tensors)
@@ -115,7 +115,7 @@ def read_scales(
         for tensor in (*of_weights, *cache_scales(checkpoint.tensors).values())
         if tensor.name in laws and tensor.bytes and checkpoint.readable(tensor)
     ]
-    parts, whole = _sampled(tensors, sample_bytes)
+    parts, whole = _sampled(tensors, sample_bytes, seed)
     if whole:
         report.checks("scales")
     else:
@@ -139,14 +139,14 @@ def read_scales(
     return {name: scale for name, scale in scales.items() if scale.count}
 
 
-def _sampled(tensors: Iterable[Tensor], budget: int | None) -> tuple[list[Tensor], bool]:
+def _sampled(tensors: Iterable[Tensor], budget: int | None, seed: int) -> tuple[list[Tensor], bool]:
     """The tensors to read, cut to their fronts where there is a budget, and whether that is everything."""
     tensors = list(tensors)
     scalars = [tensor for tensor in tensors if tensor.bytes <= 8]
     grids = [tensor for tensor in tensors if tensor.bytes > 8]
     if budget is None or sum(grid.bytes for grid in grids) <= budget:
         return tensors, True
-    order = np.random.Generator(np.random.PCG64(SEED)).permutation(len(grids))
+    order = np.random.Generator(np.random.PCG64(seed)).permutation(len(grids))
     chosen: list[Tensor] = []
     for place in order:
         grid = grids[int(place)]

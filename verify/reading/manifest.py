@@ -58,6 +58,7 @@ class Manifest:
     dropped: tuple[str, ...]
     renamed: dict[str, str]  # parent's name -> name here
     repairs: tuple[dict[str, Any], ...]
+    hashes_files: bool = True  # whether it says that every file's sha256 is in it
 
 
 def canonical(value: object) -> bytes:
@@ -97,6 +98,7 @@ def _manifest(value: dict[str, Any]) -> Manifest:
         dropped=tuple(value["dropped"]),
         renamed=value["renamed"],
         repairs=tuple(value["repairs"]),
+        hashes_files=value["algorithms"]["file"] == "sha256",
     )
 
 

@@ -75,7 +75,9 @@ def _signature(source: Source, public_key: Path | None) -> Report:
         except SigningError as error:
             raise click.UsageError(str(error)) from None
     report = Report("signature")
-    report.cannot_ask("no --public-key was given" if public_key is None else "only a folder has files to hash")
+    report.cannot_ask(
+        "no --public-key was given" if public_key is None else "only a folder has files to hash"
+    )
     return report
 
 

@@ -72,7 +72,13 @@ def roundtrip_command(
 )
 @as_json
 def reproduce_command(
-    place: str, parent: str, blocks: int, everything: bool, seed: int | None, recipe: str | None, as_json: bool
+    place: str,
+    parent: str,
+    blocks: int,
+    everything: bool,
+    seed: int | None,
+    recipe: str | None,
+    as_json: bool,
 ) -> None:
     """Are the blocks in DIR, bit for bit, what their recipe makes of the parent?
 

@@ -30,7 +30,9 @@ class Parentage:
     parent: Checkpoint
     twins: dict[str, Tensor] = field(default_factory=dict)  # name here -> the parent's tensor it must equal
     sources: dict[str, str] = field(default_factory=dict)  # parent's tensor -> its digest in the manifest
-    excused: dict[str, list[str]] = field(default_factory=dict)  # why -> parent's tensors not compared by bytes
+    excused: dict[str, list[str]] = field(
+        default_factory=dict
+    )  # why -> parent's tensors not compared by bytes
 
     def excuse(self, why: str, name: str) -> None:
         self.excused.setdefault(why, []).append(name)

@@ -12,8 +12,8 @@ from fnmatch import fnmatchcase
 from shardmill.verify.formats.declared import declaration
 from shardmill.verify.formats.forms.kv_cache import cache_faults
 from shardmill.verify.formats.schemes import pair_faults, quantized
-from shardmill.verify.questions.decoded_sizes import sizes_of
 from shardmill.verify.questions.coverage import coverage_of
+from shardmill.verify.questions.decoded_sizes import sizes_of
 from shardmill.verify.questions.entries import entry_faults
 from shardmill.verify.questions.lint_names import name_faults, names_of
 from shardmill.verify.questions.lint_scales import ScaleContext, scale_faults

@@ -34,7 +34,7 @@ from shardmill.verify.reading.source import Source
 from shardmill.verify.rules.findings import Finding, Report
 
 WEIGHTS = 64  # that are drawn from, of each form
-ROW_BLOCKS = 3  # rows of blocks drawn of a weight
+SAMPLE_ELEMENTS = 1 << 16  # of a weight, in rows of blocks: at least three, at most 64
 BLOCKS_OF_A_ROW = 128
 ELEMENTS_MAX = 1 << 22  # of a row of blocks
 PROOF_BLOCKS = 24  # of a weight, for the slow proofs
@@ -76,15 +76,20 @@ def origin(
     report.checks("origin")
     report.facts["seed"] = seed
     for kind in sorted(tallies):
-        tally, title = tallies[kind], FORMS[kind].title
-        report.facts[title] = said(tally)
-        if not tally.explained:
-            best = tally.best
-            got = f"at most {max(tally.equal.values(), default=0):,} of {tally.blocks:,} blocks" + (
-                f" ({best[0]})" if best else ""
-            )
-            report.add(Finding("origin-unknown", "", title, "a formula that gives every sampled block", got))
+        report.facts[FORMS[kind].title] = said(tallies[kind])
+    report.add(*unknown(tallies))
     return report
+
+
+def unknown(tallies: Mapping[str, Tally]) -> Iterator[Finding]:
+    """The forms of which no formula gives every block."""
+    for kind, tally in sorted(tallies.items()):
+        if not tally.explained:
+            most, best = max(tally.equal.values(), default=0), tally.best
+            got = f"at most {most:,} of {tally.blocks:,} blocks" + (f" ({best[0]})" if best else "")
+            yield Finding(
+                "origin-unknown", "", FORMS[kind].title, "a formula that gives every sampled block", got
+            )
 
 
 def said(tally: Tally) -> str:
@@ -201,7 +206,9 @@ def _samples(linear: Linear, parent: Matrix, pair: _Pair, random: np.random.Gene
     amax = _amax(linear, parent, pair) if linear.kind in WHOLE or matrix.block == matrix.shape else None
     if height * cols > ELEMENTS_MAX or not rows // height:
         return
-    for place in np.sort(random.permutation(rows // height)[:ROW_BLOCKS]):
+    for place in np.sort(
+        random.permutation(rows // height)[: max(min(SAMPLE_ELEMENTS // (height * cols), 64), 3)]
+    ):
         first = int(place) * height
         theirs = values(parent, pair.theirs, first, first + height)
         codes = decoded(matrix, pair.ours, first, first + height)[1]

@@ -19,11 +19,13 @@ from shardmill.verify.formats.declared import declaration
 from shardmill.verify.formats.encode import RECIPES, decodes_to, encode_block
 from shardmill.verify.formats.matrices import OpenFiles, floats
 from shardmill.verify.formats.schemes import FLOATS, quantized
+from shardmill.verify.formats.table import FORMS
+from shardmill.verify.questions.origin import Tally, said, tallies_of, unknown
 from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.reading.manifest import MANIFEST
-from shardmill.verify.reading.source import Source
 from shardmill.verify.reading.seeds import fresh_seed
+from shardmill.verify.reading.source import Source
 from shardmill.verify.reading.threads import pinned
 from shardmill.verify.rules.findings import Finding, Report
 
@@ -78,6 +80,8 @@ def reproduce(
     report = Report("reproduce")
     child = open_checkpoint(source, report)
     origin = open_checkpoint(parent, Report("reproduce"))
+    if child.manifest is None and recipe is None and (tallies := tallies_of(child, origin, seed)):
+        return _by_formula(report, tallies, seed, blocks is None)
     weights = list(converted(child, origin, recipe, report))
     total = sum(weight.blocks for weight in weights)
     if not total:
@@ -102,6 +106,20 @@ def reproduce(
         )
     report.checks("blocks")
     report.facts.update(_facts(counts, total, seed))
+    return report
+
+
+def _by_formula(report: Report, tallies: Mapping[str, Tally], seed: int, everything: bool) -> Report:
+    """Without a record of how the blocks were made, the formulas of known tools are tried on a sample of them."""
+    report.add(*unknown(tallies))
+    report.checks("blocks")
+    report.facts["seed"] = seed
+    for kind in sorted(tallies):
+        report.facts[FORMS[kind].title] = said(tallies[kind])
+    if everything:
+        report.leaves_out(
+            "every block", "there is no manifest; give --recipe to compare every block by one recipe"
+        )
     return report
 
 

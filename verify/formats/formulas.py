@@ -69,6 +69,25 @@ class Formula:
                 same[same] = (self.codes(some, self.scale(some)) == some.codes).all(axis=1)
             return same
 
+    def altered(self, sample: Sample) -> NDArray[np.bool_]:
+        """bool [n], of E4M3 codes: blocks that are this formula's but for their scale, or but for some codes.
+
+        No rounding moves a scale by 1 %, nor a code by two steps while its scale stays within 1 %.
+        """
+        with np.errstate(all="ignore"):
+            scale = np.asarray(self.scale(sample))
+            steps = np.abs(_order(self.codes(sample, scale)) - _order(sample.codes))
+            moved = np.asarray(np.abs(sample.scales / scale - 1) > 0.01).reshape(-1)
+        codes_are_its = (steps == 0).mean(axis=1) > 0.95
+        most_are_near = (steps <= 1).mean(axis=1) > 0.5
+        return np.asarray((moved & codes_are_its) | (~moved & most_are_near & (steps > 1).any(axis=1)))
+
+
+def _order(codes: U8) -> NDArray[np.int16]:
+    """E4M3 codes as whole numbers in the order of their values, the two zeros alike."""
+    magnitude = (codes & 0x7F).astype(np.int16)
+    return np.where(codes & 0x80, -magnitude, magnitude)
+
 
 def to_bf16(values: F32) -> F32:
     """f32 rounded to BF16, ties to even, as f32."""

@@ -121,7 +121,9 @@ def _brief(value: Any) -> str:
 
 def _file(child: Checkpoint, parent: Checkpoint, file: str, report: Report) -> Iterator[Finding]:
     if file not in child.files:
-        if (file in TOKENIZERS and not any(other in child.files for other in TOKENIZERS)) or child.manifest is not None:
+        if (
+            file in TOKENIZERS and not any(other in child.files for other in TOKENIZERS)
+        ) or child.manifest is not None:
             yield Finding("parent-side-file", file, "", "the parent's file", "none")
         return
     if max(child.files[file], parent.files[file]) > BYTES_MAX:

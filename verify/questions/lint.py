@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from shardmill.verify.formats.claims import claim_faults
 from shardmill.verify.formats.declared import declaration
 from shardmill.verify.formats.forms.kv_cache import cache_faults
 from shardmill.verify.formats.schemes import pair_faults, quantized
@@ -64,6 +65,7 @@ def lint(
     report.add(*entry_faults(checkpoint, linears))
     declared = declaration(checkpoint.quantization)[0] if checkpoint.quantization else None
     report.add(*name_faults(names_of(checkpoint, linears, declared)))
+    report.add(*claim_faults(checkpoint.quantization, declared, linears))
     report.add(*cache_faults(checkpoint.tensors, checkpoint.quantization))
     report.checks("names")
     if options.read_data:

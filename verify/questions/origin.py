@@ -36,8 +36,20 @@ from shardmill.verify.rules.findings import Finding, Report
 WEIGHTS = 64  # that are drawn from, of each form
 SAMPLE_ELEMENTS = 1 << 16  # of a weight, in rows of blocks: at least three, at most 64
 BLOCKS_OF_A_ROW = 128
+ENOUGH_BLOCKS = 48  # to tell that a formula is another
 ELEMENTS_MAX = 1 << 22  # of a row of blocks
 PROOF_BLOCKS = 24  # of a weight, for the slow proofs
+ALTERED_MAX = 20  # that are named of a weight
+E4M3_KINDS = (
+    "fp8-block",
+    "fp8-grid",
+    "fp8-tensor",
+    "fp8-channel",
+    "fp8-pbwo",
+    "comfy-fp8",
+    "mistral-fp8",
+    "mxfp8",
+)
 WHOLE = ("fp8-tensor", "comfy-fp8", "mistral-fp8")
 
 
@@ -48,6 +60,11 @@ class Tally:
     blocks: int = 0
     weights: int = 0
     equal: dict[str, int] = field(default_factory=dict)
+    altered: dict[str, list[Finding]] = field(default_factory=dict)  # by formula
+
+    def hopeless(self, name: str) -> bool:
+        """Whether a formula has given less than half of enough blocks, so that it is not asked again."""
+        return self.blocks >= ENOUGH_BLOCKS and 2 * self.equal.get(name, 0) < self.blocks
 
     @property
     def best(self) -> list[str]:
@@ -111,6 +128,7 @@ def tallies_of(
     parent: Checkpoint,
     seed: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    elements: int = SAMPLE_ELEMENTS,
 ) -> dict[str, Tally]:
     """Kind -> what the formulas give of the blocks drawn with this seed."""
     declared = declaration(child.quantization)[0] if child.quantization else None
@@ -122,7 +140,9 @@ def tallies_of(
     with OpenFiles(child.source) as ours, OpenFiles(parent.source) as theirs:
         for number, linear in enumerate(chosen):
             tally = tallies.setdefault(linear.kind, Tally())
-            _count(tally, linear, _Pair(child, parent, declared, ours, theirs, linears, groups), random)
+            _count(
+                tally, linear, _Pair(child, parent, declared, ours, theirs, linears, groups), random, elements
+            )
             progress(number + 1, len(chosen))
     return {kind: tally for kind, tally in tallies.items() if tally.blocks}
 
@@ -167,23 +187,42 @@ def _drawn(
             yield found[int(place)]
 
 
-def _count(tally: Tally, linear: Linear, pair: _Pair, random: np.random.Generator) -> None:
+def _count(tally: Tally, linear: Linear, pair: _Pair, random: np.random.Generator, elements: int) -> None:
     parent = pair.floats(linear)
     if parent is None:
         return
-    samples = list(_samples(linear, parent, pair, random))
-    tally.weights += bool(samples)
-    for sample in samples:
+    seen = False
+    for first, sample in _samples(linear, parent, pair, random, elements):
+        seen = True
+        wanted = [
+            formula
+            for formula in _asked(linear.kind, parent.tensor.dtype)
+            if not tally.hopeless(formula.name)
+        ]
         tally.blocks += len(sample.values)
-        for formula in _asked(linear.kind, parent.tensor.dtype):
-            few = sample if formula.proves is None else _front(sample)
-            got = int(formula.equal(few).sum())
-            scaled = (
-                got
-                if len(few.values) == len(sample.values)
-                else (len(sample.values) if got == len(few.values) else got)
-            )
-            tally.equal[formula.name] = tally.equal.get(formula.name, 0) + scaled
+        for formula in wanted:
+            tally.equal[formula.name] = tally.equal.get(formula.name, 0) + _given(formula, sample)
+            if linear.kind in E4M3_KINDS and formula.proves is None:
+                found = list(_altered(formula, linear, first, sample))
+                tally.altered.setdefault(formula.name, []).extend(found[:ALTERED_MAX])
+    tally.weights += seen
+
+
+def _given(formula: Formula, sample: Sample) -> int:
+    """How many blocks the formula gives; of the slow proofs, all if it gives each of the first."""
+    if formula.proves is None or len(sample.values) <= PROOF_BLOCKS:
+        return int(formula.equal(sample).sum())
+    got = int(formula.equal(_front(sample)).sum())
+    return len(sample.values) if got == PROOF_BLOCKS else got
+
+
+def _altered(formula: Formula, linear: Linear, first: int, sample: Sample) -> Iterator[Finding]:
+    assert linear.weight is not None
+    for place in np.flatnonzero(formula.altered(sample)):
+        got = f"the block from row {first:,}, number {int(place):,} in it, has another scale or other codes"
+        yield Finding(
+            "block-differs", linear.weight.file, linear.weight.name, f"{formula.name}, as the others", got
+        )
 
 
 def _asked(kind: str, dtype: str) -> Iterator[Formula]:
@@ -199,21 +238,21 @@ def _front(sample: Sample) -> Sample:
     )
 
 
-def _samples(linear: Linear, parent: Matrix, pair: _Pair, random: np.random.Generator) -> Iterator[Sample]:
+def _samples(
+    linear: Linear, parent: Matrix, pair: _Pair, random: np.random.Generator, elements: int
+) -> Iterator[tuple[int, Sample]]:
     matrix = matrix_of(linear, pair.declared, pair.child.manifest)
     height = 1 if linear.kind in WHOLE else matrix.block[0]
     rows, cols = matrix.shape
     amax = _amax(linear, parent, pair) if linear.kind in WHOLE or matrix.block == matrix.shape else None
     if height * cols > ELEMENTS_MAX or not rows // height:
         return
-    for place in np.sort(
-        random.permutation(rows // height)[: max(min(SAMPLE_ELEMENTS // (height * cols), 64), 3)]
-    ):
+    for place in np.sort(random.permutation(rows // height)[: max(min(elements // (height * cols), 64), 3)]):
         first = int(place) * height
         theirs = values(parent, pair.theirs, first, first + height)
         codes = decoded(matrix, pair.ours, first, first + height)[1]
         if np.isfinite(theirs).all():
-            yield from _blocks(matrix, theirs, codes, first, amax, pair.ours, LOWS[parent.tensor.dtype])
+            yield first, _blocks(matrix, theirs, codes, first, amax, pair.ours, LOWS[parent.tensor.dtype])
 
 
 def _blocks(
@@ -224,7 +263,7 @@ def _blocks(
     amax: np.float32 | None,
     ours: OpenFiles,
     low: Callable[[NDArray[np.float32]], NDArray[np.float32]],
-) -> Iterator[Sample]:
+) -> Sample:
     """The whole blocks of a row of blocks, a row of the sample each."""
     linear, width = matrix.linear, matrix.block[1]
     assert linear is not None
@@ -244,7 +283,7 @@ def _blocks(
     total = np.ones((1, 1), np.float32)
     if second is not None:
         total = scale_values(second, ours.bytes(second, 0, second.bytes))[:1].reshape(1, 1)
-    yield Sample(floats, largest, scales, np.asarray(apart(codes), np.uint8), total, low)
+    return Sample(floats, largest, scales, np.asarray(apart(codes), np.uint8), total, low)
 
 
 def _stored_scales(matrix: Matrix, first: int, count: int, ours: OpenFiles) -> NDArray[np.float32]:

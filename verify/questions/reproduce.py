@@ -37,6 +37,7 @@ BLOCK_KINDS = (
     "fp8-tensor",
     "fp8-channel",
 )  # a grid of one block or column looks like the last
+SAMPLED_ELEMENTS, ALL_ELEMENTS = 1 << 20, 1 << 40  # of a weight, where formulas are tried
 FRACTIONS = (0.1, 0.01, 0.001)
 
 
@@ -80,7 +81,12 @@ def reproduce(
     report = Report("reproduce")
     child = open_checkpoint(source, report)
     origin = open_checkpoint(parent, Report("reproduce"))
-    if child.manifest is None and recipe is None and (tallies := tallies_of(child, origin, seed)):
+    elements = ALL_ELEMENTS if blocks is None else SAMPLED_ELEMENTS
+    if (
+        child.manifest is None
+        and recipe is None
+        and (tallies := tallies_of(child, origin, seed, progress, elements))
+    ):
         return _by_formula(report, tallies, seed, blocks is None)
     weights = list(converted(child, origin, recipe, report))
     total = sum(weight.blocks for weight in weights)

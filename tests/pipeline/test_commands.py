@@ -138,7 +138,7 @@ def test_json_is_one_object_and_nothing_else(shardmill: Callable[..., Told], pla
     code, out, _ = shardmill("explain", *places, "--json")
     shards = dict.fromkeys(sorted((*SHARDS, SCALES)), "it was not built yet")
     told = json.loads(out)
-    assert (told["shards"], told["staged"], told["accept_runs"]) == (shards, [], [])
+    assert (told["shards"], told["staged"]) == (shards, [])
     assert told["others"][:3] == ["config.json", "README.md", "model.safetensors.index.json"]
     code, out, err = shardmill("build", *places, "--json")
     summary = json.loads(out)
@@ -157,8 +157,7 @@ def test_explain_counts_what_a_cut_build_has_made_apart(
         Verdict("b", "it was not built yet"),
         Verdict("c", None),
     )
-    monkeypatch.setattr(run, "explain", lambda *rest: verdicts)
-    monkeypatch.setattr(run, "explain_beside_shards", lambda *rest: ["config.json"])
+    monkeypatch.setattr(run, "explain", lambda *rest: run.Explanation(verdicts, ("config.json",)))
     assert shardmill("explain", *places)[1].splitlines() == [
         "a: is made and will be published",
         "b: will be made: it was not built yet",
@@ -200,6 +199,7 @@ def test_the_short_way_out_sees_every_change(
     recipe.write_text(RECIPE.replace("[8, 8]", "[4, 4]"))
     assert SHARDS[2] in made()
     recipe.write_text(RECIPE.replace("[8, 8]", "[4, 4]") + "\n# a remark\n")
+    assert made() == {MANIFEST}, "it holds the recipe's text"
     assert made() == set()
     assert set(json.loads(shardmill("build", *places, "--json", "--no-sha256")[1])["files_written"]) == {
         MANIFEST
@@ -302,7 +302,7 @@ def test_an_expected_key_that_is_met_builds(shardmill: Callable[..., Told], plac
     assert shardmill("build", *places, "--expect-key", key)[0] == 0
 
 
-@pytest.mark.parametrize("place", ["remember", "stage", "commit", "start", "keep_receipt"])
+@pytest.mark.parametrize("place", ["save", "stage", "commit", "start", "keep_receipt"])
 def test_an_error_of_the_operating_system_is_a_sentence_too(
     shardmill: Callable[..., Told], places: list[Any], monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -397,7 +397,7 @@ def test_a_signal_stops_a_build_at_once_and_the_next_one_finishes_it(
     command = [sys.executable, "-c", script, "build", *map(str, places)]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert told.returncode == code
-    assert "the same command goes on where it stopped" in told.stderr
+    assert "run the same command to continue" in told.stderr
     assert "Traceback" not in told.stderr
     assert published(places[-1]) == {}
     assert shardmill("build", *places)[0] == 0
@@ -418,7 +418,7 @@ def test_a_second_signal_on_the_way_out_is_not_heard(places: list[Any]) -> None:
     command = [sys.executable, "-c", script, "build", *map(str, places)]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert told.returncode == 130
-    assert told.stderr.strip() == "stopped; the same command goes on where it stopped"
+    assert told.stderr.strip() == "stopped; run the same command to continue"
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-"])
@@ -496,7 +496,7 @@ def test_what_a_build_of_another_kind_left_behind_is_removed_though_there_is_not
 
 def test_a_plan_that_is_stopped_does_not_claim_to_go_on(places: list[Any]) -> None:
     script = (
-        "import os, shardmill.pipeline.run.build as run\n"
+        "import os, shardmill.pipeline.run.prepare as run\n"
         "from shardmill.pipeline.commands.main import main\n"
         "run.make_plan = lambda *rest: (os.kill(os.getpid(), 15), __import__('time').sleep(120))\n"
         "main()"
@@ -518,7 +518,7 @@ def test_what_a_build_would_refuse_plan_and_explain_refuse_too(
     for out, why in (
         (built.parent / "other", "holds x"),
         (parent, "is the parent itself"),
-        (built / "inside", "lies in the checkpoint"),
+        (built / "inside", "is inside the checkpoint"),
     ):
         code, _, err = shardmill(command, *places[:-1], out)
         assert (code, why in err) == (1, True), err

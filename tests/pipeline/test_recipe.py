@@ -8,7 +8,8 @@ import pytest
 
 from shardmill.pipeline.errors import RecipeError
 from shardmill.pipeline.plan.profiles import PROFILES
-from shardmill.pipeline.recipe.read import Recipe, load
+from shardmill.pipeline.recipe.read import load
+from shardmill.pipeline.recipe.tables import Recipe
 from tests.pipeline.conftest import ROOT
 from tests.pipeline.parents import RECIPE, write_recipe
 
@@ -80,7 +81,7 @@ def test_all_problems_are_told_at_once_each_with_its_line(tmp_path: Path) -> Non
         ("block = [4, 4]\n", "", "[[family]]", "needs `block`"),
         ("expect = 4\n", "", "[[family]]", "needs `expect`, the number of its tensors"),
         ('action = "quantize"', 'action = "halve"', "action", "'quantize'"),
-        ('match = "model.layers.*.attn.{q,k}.weight"', 'match = "a.{b"', "match", "do not pair"),
+        ('match = "model.layers.*.attn.{q,k}.weight"', 'match = "a.{b"', "match", "unbalanced braces"),
         ('match = "model.layers.*.attn.{q,k}.weight"', "match = []", "match", "at least 1 item"),
         ('axis = "rows"', 'axis = "depth"', "axis", "'rows'"),
         ('alias = "draft', 'nick = "draft', "[[alias]]", "the key 'alias' is missing"),
@@ -103,7 +104,7 @@ def test_a_reason_for_keeping_is_no_place_for_a_block(tmp_path: Path) -> None:
 
 def test_two_families_of_one_name_are_refused(tmp_path: Path) -> None:
     [problem] = problems(tmp_path, RECIPE.replace('name = "mlp"', 'name = "attention"'))
-    assert "attention stands twice" in problem
+    assert "duplicate family name: attention" in problem
 
 
 @pytest.mark.parametrize(
@@ -154,7 +155,7 @@ def test_a_problem_of_an_extending_recipe_stands_at_its_own_files_line(tmp_path:
 
 def test_two_families_of_one_name_in_an_extending_recipe_are_refused_too(tmp_path: Path) -> None:
     family = '[[family]]\nname = "mlp"\nmatch = "m"\naction = "keep"\nreason = "x"\n'
-    with pytest.raises(RecipeError, match="mlp stands twice"):
+    with pytest.raises(RecipeError, match="duplicate family name: mlp"):
         load(extend(tmp_path, family + family))
 
 

@@ -332,10 +332,10 @@ def test_an_output_folder_that_is_the_parent_is_refused_whatever_it_is_called(
     for out in (parent, tmp_path / "link", parent / ".." / "parent"):
         assert "is the parent itself" in refused(parent, out, BuildError)
     for out in (parent / "out", parent / "a" / "b", tmp_path / "link" / "out"):
-        assert "lie one inside the other" in refused(parent, out, BuildError)
+        assert "overlap: one contains the other" in refused(parent, out, BuildError)
     recipe = write_recipe(tmp_path / "recipes")
     before = listing(tmp_path)
-    with pytest.raises(BuildError, match="lie one inside the other"):
+    with pytest.raises(BuildError, match="overlap: one contains the other"):
         build(parent, tmp_path, recipe)
     assert listing(tmp_path) == before
 
@@ -372,7 +372,7 @@ def test_a_disk_without_room_is_refused_before_anything_is_made(
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10_000, 9_000, 1_000))
     out = tmp_path / "out"
-    with pytest.raises(BuildError, match=r"needs \d+ bytes and the disk has 1000 free; make room"):
+    with pytest.raises(BuildError, match=r"needs \d+ bytes and the disk has 1000 free; free some space"):
         build(parent, out)
     assert published(out) == {}
     assert list((out / STATE_FOLDER / "staging").iterdir()) == []

@@ -11,7 +11,6 @@ from typing import Any, get_args
 
 import click
 
-from shardmill.verify.accept.bound import remember_run
 from shardmill.verify.accept.client import Client
 from shardmill.verify.accept.identity import Identity, IdentityError, ask_identity, checkpoint_digest
 from shardmill.verify.accept.items import Item, Kind, list_items
@@ -106,8 +105,6 @@ def record_command(
     identity = _sentences(lambda: _identity(client, checkpoint, rung, image, flags))
     items = [i for i in list_items(protocol, tokens, identity.max_model_len) if not only or i.kind in only]
     run = _sentences(lambda: _record(client, identity, Path(out), protocol, tokens, items, equal_to))
-    if checkpoint:
-        remember_run(Path(checkpoint), Path(out))
     failed = sum(not row.ok and row.failure != "skipped" for row in run.rows.values())
     skipped = sum(row.failure == "skipped" for row in run.rows.values())
     click.echo(f"{out}: {len(run.rows)} answers, {failed} failed, {skipped} too long for this server")

@@ -6,7 +6,16 @@ from pathlib import Path
 
 import click
 
-from shardmill.verify.commands.options import Bar, answer, as_json, seed_option, source_at, strict, unasked
+from shardmill.verify.commands.options import (
+    Bar,
+    answer,
+    as_json,
+    remote_options,
+    seed_option,
+    source_at,
+    strict,
+    unasked,
+)
 from shardmill.verify.questions.integrity import integrity
 from shardmill.verify.questions.lint import LintOptions, lint
 from shardmill.verify.questions.loads import loads
@@ -29,6 +38,7 @@ from shardmill.verify.rules.findings import Finding, Report
     help="The publisher's: adds signature.",
 )
 @seed_option
+@remote_options
 @strict
 @as_json
 def all_command(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from shardmill.verify.commands.options import Bar, answer, as_json, source_at, strict
+from shardmill.verify.commands.options import Bar, answer, as_json, remote_options, source_at, strict
 from shardmill.verify.questions.integrity import integrity
 
 
@@ -16,6 +16,7 @@ from shardmill.verify.questions.integrity import integrity
     default=None,
     help="Headers alone, or all data.  [default: data of a folder, headers of a remote place]",
 )
+@remote_options
 @strict
 @as_json
 def integrity_command(

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import click
 
-from shardmill.verify.commands.options import Bar, answer, as_json, seed_option, source_at, strict
+from shardmill.verify.commands.options import (
+    Bar,
+    answer,
+    as_json,
+    remote_options,
+    seed_option,
+    source_at,
+    strict,
+)
 from shardmill.verify.questions.lint import LintOptions, lint, parse_ignores, parse_selection
 from shardmill.verify.rules.table import RULES
 
@@ -43,6 +51,7 @@ def _list_rules(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     "--list-rules", is_flag=True, is_eager=True, expose_value=False, callback=_list_rules, help="Show all."
 )
 @seed_option
+@remote_options
 @strict
 @as_json
 def lint_command(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from shardmill.verify.commands.options import answer, as_json, source_at, strict, unasked
+from shardmill.verify.commands.options import answer, as_json, remote_options, source_at, strict, unasked
 from shardmill.verify.questions.loads import RUNTIMES, loads
 
 
@@ -15,6 +15,7 @@ from shardmill.verify.questions.loads import RUNTIMES, loads
     type=click.Choice(RUNTIMES),
     help="vLLM as it ships, or with the runtime patch; left out, what the checkpoint's entries ask for.",
 )
+@remote_options
 @strict
 @as_json
 def loads_command(place: str, runtime: str | None, strict: bool, as_json: bool) -> None:

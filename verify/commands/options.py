@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from shardmill.verify.reading.remote import LIMITS, Limits
 from shardmill.verify.reading.source import Folder, Source
-from shardmill.verify.rules.findings import Report
+from shardmill.verify.rules.findings import Report, printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -30,6 +31,34 @@ seed_option = click.option(
 )
 
 
+def remote_options(command: F) -> F:
+    """--timeout and --allow-private, which hold for every remote place of the process."""
+    timeout = click.option(
+        "--timeout",
+        type=click.FloatRange(min=1),
+        metavar="SECONDS",
+        expose_value=False,
+        callback=_set_timeout,
+        help="Of all requests to a remote place together.  [default: 600]",
+    )
+    private = click.option(
+        "--allow-private",
+        is_flag=True,
+        expose_value=False,
+        callback=_set_private,
+        help="Follow redirects to other hosts of this network.",
+    )
+    return timeout(private(command))
+
+
+def _set_timeout(_: click.Context, __: click.Parameter, value: float | None) -> None:
+    LIMITS.seconds = Limits().seconds if value is None else value
+
+
+def _set_private(_: click.Context, __: click.Parameter, value: bool) -> None:
+    LIMITS.private = value
+
+
 def source_at(place: str) -> Source:
     """The folder, file, http(s) address or hf:// repository at `place`. Raises click.UsageError if there is none."""
     if place.startswith(("http://", "https://", "hf://")):
@@ -38,7 +67,7 @@ def source_at(place: str) -> Source:
         try:
             return hub_repository(place) if place.startswith("hf://") else web_folder(place)
         except PlaceError as error:
-            raise click.UsageError(str(error)) from None
+            raise click.UsageError(printable(str(error))) from None
     path = Path(place)
     if not path.exists():
         raise click.UsageError(f"{place}: there is no such folder or file.")

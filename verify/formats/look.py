@@ -13,7 +13,6 @@ from shardmill.verify.formats.zeros import Run, ZeroRuns
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.rules.findings import Finding
 
-
 FRONT_BYTES = 4_096
 
 

@@ -10,25 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 
-from shardmill.verify.formats.schemes import FLOATS, PACKED, Linear, is_scale, split_name
+from shardmill.verify.formats.schemes import FLOATS, Linear, is_scale, split_name
+from shardmill.verify.formats.table import FORMS
+from shardmill.verify.formats.values import CODE_LAWS
 from shardmill.verify.reading.checkpoint import Checkpoint
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.rules.coverage import Coverage
 
 HEADERS_ALONE = "names, dtypes and shapes alone"
-
-KINDS: Mapping[str, str] = {  # the kind of a quantized module -> its form in words
-    "fp8-block": "FP8 in blocks",
-    "fp8-grid": "FP8 in blocks",
-    "fp8-pbwo": "FP8 in blocks",
-    "fp8-tensor": "FP8 per tensor",
-    "comfy-fp8": "FP8 per tensor",
-    "fp8-channel": "FP8 per channel",
-    "mxfp8": "MXFP8",
-    "mxfp4": "MXFP4",
-    "nvfp4": "NVFP4",
-    "ct-nvfp4": "NVFP4",
-}
 
 # Tensors that belong to a weight of another name, by the end of theirs.
 _COMPANION = re.compile(
@@ -40,8 +29,8 @@ _WEIGHT = re.compile(r"(^|[._])(weight|weight_packed|qweight|blocks|q_?weight|ke
 
 def form_of(tensor: Tensor, tensors: Mapping[str, Tensor], linear: Linear | None) -> str:
     """The form of a weight in words, of its own tensors' names and dtypes."""
-    if linear is not None and linear.kind in KINDS:
-        return KINDS[linear.kind]
+    if linear is not None and linear.kind in FORMS:
+        return FORMS[linear.kind].title
     name, front = tensor.name, tensor.name.rpartition(".")[0]
     if name.endswith("_blocks"):
         return "gpt-oss blocks"
@@ -70,8 +59,15 @@ def coverage_of(
     """`seen`: the tensors whose elements were looked at, None if no data were read; `floats`: count these too."""
     coverage = Coverage()
     codes = {linear.weight.name: linear for linear in linears.values() if linear.weight is not None}
+    parts = {
+        tensor.name
+        for linear in linears.values()
+        for tensor in (*linear.scales.values(), *linear.extras.values())
+    }
     for tensor in checkpoint.tensors.values():
-        if is_scale(tensor.name) or _COMPANION.search(tensor.name) or (tensor.dtype in FLOATS and not floats):
+        if tensor.name in parts or (tensor.dtype in FLOATS and not floats):
+            continue
+        if tensor.name not in codes and (is_scale(tensor.name) or _COMPANION.search(tensor.name)):
             continue
         _count(coverage, tensor, checkpoint.tensors, codes.get(tensor.name), seen, sampled)
     if checkpoint.index is not None:
@@ -89,7 +85,7 @@ def _count(
     seen: Collection[str] | None,
     sampled: bool,
 ) -> None:
-    known = linear is not None and linear.kind in KINDS
+    known = linear is not None and linear.kind in FORMS
     if not known and tensor.dtype not in FLOATS and not (linear or _is_weight(tensor)):
         return
     form = form_of(tensor, tensors, linear)
@@ -111,9 +107,12 @@ def _is_weight(tensor: Tensor) -> bool:
 
 def _unseen(tensor: Tensor, linear: Linear | None, seen: Collection[str]) -> str:
     """What of a weight was judged where it was not all; "" for a weight that was looked at whole."""
-    every_code_is_legal = linear is not None and linear.kind in PACKED
+    form = FORMS.get(linear.kind) if linear is not None else None
+    every_code_is_legal = form is not None and tensor.dtype not in CODE_LAWS
     if tensor.bytes and tensor.name not in seen and not every_code_is_legal:
         return HEADERS_ALONE
+    if form is not None and form.lacks:
+        return f"all but {', '.join(form.lacks)}"
     scales = linear.scales.values() if linear is not None else ()
     lost = sorted(split_name(scale.name)[1] for scale in scales if scale.bytes and scale.name not in seen)
     return f"its codes, not {', '.join(lost)}" if lost else ""

@@ -82,8 +82,11 @@ def _listed(
             )
 
 
+PARTS_MAX = 64  # of a name; what has more is no module's
+
+
 def _parents(module: str) -> Iterator[str]:
-    while "." in module:
+    while "." in module and module.count(".") < PARTS_MAX:
         module = module.rpartition(".")[0]
         yield module
 

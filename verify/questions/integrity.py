@@ -18,16 +18,18 @@ from shardmill.verify.questions.coverage import coverage_of
 from shardmill.verify.questions.entries import entry_faults
 from shardmill.verify.questions.looks import plans_of, sight_faults
 from shardmill.verify.questions.parentage import Parentage, parentage
+from shardmill.verify.questions.side_files import side_faults
 from shardmill.verify.questions.structure import structure_faults
 from shardmill.verify.reading.checkpoint import Checkpoint, is_plain_path, open_checkpoint
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.reading.manifest import MANIFEST, Manifest
+from shardmill.verify.reading.progress import Progress
 from shardmill.verify.reading.source import Source
 from shardmill.verify.reading.stream import FileJob, FileResult, Task, stream
 from shardmill.verify.rules.findings import Finding, Report
 
-# Signatures and provenance are made after the manifest and vouch for it; they can't be listed in it.
 SMALL_BYTES_MAX = 4 << 20  # of files whose sha256 a remote place does not state; these are read
+# Signatures and provenance are made after the manifest and vouch for it; they can't be listed in it.
 AFTER_THE_MANIFEST = ("model.sig", "provenance.intoto.json")
 
 
@@ -72,7 +74,9 @@ def integrity(
 def _open(source: Source, report: Report) -> Opened:
     checkpoint = open_checkpoint(source, report)
     linears = quantized(checkpoint.tensors)
-    report.add(*structure_faults(checkpoint), *pair_faults(linears.values()))
+    report.add(
+        *structure_faults(checkpoint), *side_faults(checkpoint, report), *pair_faults(linears.values())
+    )
     report.add(*entry_faults(checkpoint, linears))
     if checkpoint.config:
         report.checks("config")
@@ -114,20 +118,17 @@ def _manifest_faults(checkpoint: Checkpoint, manifest: Manifest) -> Iterator[Fin
     yield from _conversion_faults(checkpoint, manifest)
 
 
-_DEQUANTIZED = "dequantize/1"  # the record of codes that became BF16
-
-
 def _conversion_faults(checkpoint: Checkpoint, manifest: Manifest) -> Iterator[Finding]:
     """Each weight that the manifest says was converted is there, in codes, with scales for the recorded blocks.
 
-    A conversion by a recipe of another kind (packed codes, codes decoded to floats) is held to its digests alone.
+    A conversion by numerics of another kind (packed codes, codes decoded to floats) is held to its digests alone.
     """
     for name, conversion in manifest.conversions.items():
         weight = checkpoint.tensors.get(name)
         scale = checkpoint.tensors.get(f"{name}_scale_inv") or checkpoint.tensors.get(f"{name}_scale")
         if weight is None:
             yield Finding("conversion-record", MANIFEST, name, "the converted weight", "no such tensor")
-        elif conversion.recipe not in RECIPES:
+        elif conversion.numerics not in RECIPES:
             continue
         elif weight.dtype != "F8_E4M3" or len(weight.shape) < 2 or scale is None:
             yield Finding(
@@ -154,14 +155,8 @@ def _data(
     }
     report.coverage = coverage_of(checkpoint, opened.linears, looked_at)
     sources = origin.source_jobs() if origin is not None else []
-    total = sum(job.bytes for job in (*jobs, *sources))
-    done = [0]
-
-    def told(count: int) -> None:
-        done[0] += count
-        progress(done[0], total)
-
-    results = stream(checkpoint.source, jobs, parent, told)
+    done = Progress(sum(job.bytes for job in (*jobs, *sources)), progress)
+    results = stream(checkpoint.source, jobs, parent, done.add)
     for result in results.values():
         report.add(*result.findings)
         if checkpoint.manifest is not None:
@@ -175,7 +170,7 @@ def _data(
     report.checks("floats")
     _say_digests(checkpoint, report)
     if origin is not None and parent is not None:
-        report.add(*origin.source_faults(stream(parent, sources, None, told)))
+        report.add(*origin.source_faults(stream(parent, sources, None, done.add)))
         report.checks("parent")
 
 

@@ -63,6 +63,7 @@ class Kin:
     linears: dict[str, Linear]
     theirs: dict[str, Linear]
     here: dict[str, str]  # parent's name -> name here
+    containers: frozenset[str]  # of the child's tensors
 
     @property
     def manifest(self) -> Manifest | None:
@@ -81,7 +82,9 @@ def parentage(child: Checkpoint, linears: dict[str, Linear], source: Source, rep
     manifest = child.manifest
     renamed = manifest.renamed if manifest is not None else {}
     here = {name: renamed.get(name, name) for name in parent.tensors}
-    kin = Kin(child, parent, linears, quantized(parent.tensors), here)
+    kin = Kin(
+        child, parent, linears, quantized(parent.tensors), here, frozenset(map(container_of, child.tensors))
+    )
     if manifest is not None:
         shards = manifest.shards.values()
         origin.sources = {name: digest for shard in shards for name, digest in shard.sources.items()}
@@ -125,7 +128,7 @@ def _gone(kin: Kin, origin: Parentage, name: str, theirs: Tensor) -> Iterator[Fi
         origin.excuse("converted: roundtrip and reproduce compare it", name)
     elif manifest is not None and name in manifest.dropped:
         block = container_of(name)
-        if any(container_of(other) == block for other in kin.child.tensors):
+        if block in kin.containers:
             got = f"left out, and other tensors of {block} are here"
             yield Finding("dropped-in-part", theirs.file, name, "a whole block left out", got)
         origin.excuse("left out, as the manifest declares", name)

@@ -6,15 +6,16 @@ folders are left out of it. Nothing is asked of a network.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 from shardmill.verify.questions.integrity import integrity
 from shardmill.verify.questions.provenance import PROVENANCE, statement, statement_bytes
+from shardmill.verify.reading.atomic import write_whole
 from shardmill.verify.reading.checkpoint import open_checkpoint
 from shardmill.verify.reading.manifest import canonical
 from shardmill.verify.reading.source import Folder, read
+from shardmill.verify.reading.stream import FileJob, stream
 from shardmill.verify.rules.findings import Finding, Report
 
 SIGNATURE = "model.sig"
@@ -28,13 +29,18 @@ class SigningError(Exception):
 def sign(folder: Path, private_key: Path, password: str | None) -> Report:
     """Writes the provenance statement (where there is a manifest) and the signature. Refuses a faulty checkpoint."""
     library = _library()
-    report = integrity(Folder(folder), read_data=False)
+    manifest = open_checkpoint(Folder(folder), Report("sign")).manifest
+    report = integrity(
+        Folder(folder), read_data=manifest is not None
+    )  # who signs a manifest vouches for its digests
     report.question = "sign"
+    if manifest is None and (folder / PROVENANCE).exists():
+        expected = "no statement where there is no manifest to compare it with"
+        report.add(Finding("provenance-differs", PROVENANCE, "", expected, "a statement of something else"))
     if any(finding.severity == "error" for finding in report.findings):
         return report
-    manifest = open_checkpoint(Folder(folder), Report("sign")).manifest
     if manifest is not None:
-        _put(folder / PROVENANCE, statement_bytes(manifest))
+        write_whole(folder / PROVENANCE, statement_bytes(manifest))
     try:
         signer = library.signing.Config().use_elliptic_key_signer(private_key=private_key, password=password)
     except (ValueError, TypeError, OSError) as error:
@@ -62,15 +68,36 @@ def check_signature(folder: Path, public_key: Path) -> Report:
             f"{public_key}: not a public key of a NIST curve that can be read: {error}."
         ) from None
     try:
-        verifier.set_hashing_config(_hashing(library)).verify(folder, folder / SIGNATURE)
+        verifier.set_hashing_config(_hashing(library, links=_links_stay(folder))).verify(
+            folder, folder / SIGNATURE
+        )
     except Exception as error:  # the library raises many kinds; every one of them means: not vouched for
         said = " ".join(str(error).split()) or type(error).__name__
         report.add(
             Finding("signature-bad", SIGNATURE, "", "the signed files, signed with this key", said[:300])
         )
     report.checks("signature")
-    report.add(*_provenance_faults(folder, report))
+    report.add(*_provenance_faults(folder, report), *_subject_faults(folder))
     return report
+
+
+def _subject_faults(folder: Path) -> list[Finding]:
+    """The manifest's sha256, which the statement repeats, against the files: a signature vouches for both."""
+    source = Folder(folder)
+    manifest = open_checkpoint(source, Report("signature")).manifest
+    if manifest is None:
+        return []
+    files = source.files()
+    jobs = [
+        FileJob(path, files[path], True, ())
+        for path, record in manifest.files.items()
+        if record.sha256 is not None and path in files
+    ]
+    return [
+        Finding("file-digest", result.file, "", str(manifest.files[result.file].sha256), result.sha256)
+        for result in stream(source, jobs).values()
+        if result.sha256 != manifest.files[result.file].sha256
+    ]
 
 
 def _provenance_faults(folder: Path, report: Report) -> list[Finding]:
@@ -78,6 +105,9 @@ def _provenance_faults(folder: Path, report: Report) -> list[Finding]:
     manifest = open_checkpoint(source, Report("signature")).manifest
     if manifest is None:
         report.leaves_out("provenance", "there is no manifest to compare it with")
+        if (folder / PROVENANCE).exists():
+            expected = "a manifest that gives this statement"
+            return [Finding("provenance-differs", PROVENANCE, "", expected, "no manifest")]
         return []
     report.checks("provenance")
     size = source.files().get(PROVENANCE)
@@ -93,8 +123,16 @@ def _provenance_faults(folder: Path, report: Report) -> list[Finding]:
     return []
 
 
-def _hashing(library: Any) -> Any:
-    return library.hashing.Config().set_ignored_paths(paths=IGNORED, ignore_git_paths=True)
+def _hashing(library: Any, links: bool = False) -> Any:
+    config = library.hashing.Config().set_ignored_paths(paths=IGNORED, ignore_git_paths=True)
+    return config.set_allow_symlinks(True) if links else config
+
+
+def _links_stay(folder: Path) -> bool:
+    """Whether all links end where `integrity` follows them: in the folder, or in the blobs of a hub's cache."""
+    source = Folder(folder)
+    source.files()
+    return not any(finding.slug == "link-leaves-folder" for finding in source.findings())
 
 
 def _library() -> Any:
@@ -105,13 +143,3 @@ def _library() -> Any:
             f"needs model-signing ({error}); `pip install 'shardmill[sign]'` brings it."
         ) from None
     return model_signing
-
-
-def _put(path: Path, data: bytes) -> None:
-    """Writes a small file whole or not at all."""
-    staged = path.with_name(f".{path.name}.new")
-    with staged.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    staged.replace(path)

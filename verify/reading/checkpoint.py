@@ -14,12 +14,14 @@ from shardmill.verify.reading.bounded_json import BadJsonError
 from shardmill.verify.reading.header import LENGTH_BYTES, Header, Tensor, header_length, parse_header
 from shardmill.verify.reading.manifest import MANIFEST, Manifest, parse_manifest
 from shardmill.verify.reading.source import Source, read
+from shardmill.verify.reading.what_it_is import HEAD_BYTES, what_it_is
 from shardmill.verify.rules.findings import Finding, Report, UnreadableError
 
 INDEX = "model.safetensors.index.json"
 INDEX_SUFFIX = ".safetensors.index.json"
 SUFFIX = ".safetensors"
 TENSORS_MAX = 600_000  # of a whole checkpoint
+HEADERS_BYTES_MAX = 64 << 20  # of a whole checkpoint: three times those of 150,000 tensors
 FILES_MAX = 20_000  # that an index names
 MANIFEST_BYTES_MAX = 40 << 20
 
@@ -57,8 +59,9 @@ def open_checkpoint(source: Source, report: Report) -> Checkpoint:
     checkpoint = Checkpoint(source, source.files())
     report.add(*source.findings())
     checkpoint.index = _read_index(checkpoint, report)
+    left = Left(TENSORS_MAX, HEADERS_BYTES_MAX)
     for file in _shard_files(checkpoint):
-        header = _read_header(checkpoint, file, report)
+        header = _read_header(checkpoint, file, left, report)
         if header is not None:
             checkpoint.headers[file] = header
     checkpoint.tensors = _by_name(checkpoint)
@@ -189,21 +192,44 @@ def _shard_files(checkpoint: Checkpoint) -> list[str]:
     return sorted(top | (named & set(checkpoint.files)))
 
 
-def _read_header(checkpoint: Checkpoint, file: str, report: Report) -> Header | None:
+@dataclass(slots=True)
+class Left:
+    """What may still be read of all headers together."""
+
+    tensors: int
+    bytes: int
+
+
+def _read_header(checkpoint: Checkpoint, file: str, left: Left, report: Report) -> Header | None:
     size = checkpoint.files[file]
-    room = TENSORS_MAX - sum(len(header.tensors) for header in checkpoint.headers.values())
     try:
         length = header_length(file, read(checkpoint.source, file, 0, min(LENGTH_BYTES, size)), size)
+        if length > left.bytes:
+            limit = f"at most {HEADERS_BYTES_MAX:,} bytes of headers in all files"
+            raise UnreadableError(Finding("header-limit", file, "", limit, "more"))
         text = read(checkpoint.source, file, LENGTH_BYTES, LENGTH_BYTES + length)
         header = parse_header(file, text, size)
-        if len(header.tensors) > room:
+        left.tensors, left.bytes = left.tensors - len(header.tensors), left.bytes - length
+        if left.tensors < 0:
             limit = f"at most {TENSORS_MAX:,} tensors in all files"
             raise UnreadableError(Finding("header-limit", file, "", limit, "more"))
     except UnreadableError as error:
-        report.add(error.finding)
+        what = _what(checkpoint, file) if error.finding.rule.id < "SM014" else ""
+        report.add(Finding("not-the-file", file, "", "a safetensors file", what) if what else error.finding)
         return None
     report.add(*header.findings)
     return header
+
+
+def _what(checkpoint: Checkpoint, file: str) -> str:
+    """What stands in place of a safetensors file, where its first bytes say it."""
+    try:
+        size = checkpoint.files[file]
+        return (
+            what_it_is(read(checkpoint.source, file, 0, min(size, HEAD_BYTES))) if size else "an empty file"
+        )
+    except UnreadableError:
+        return ""
 
 
 def _by_name(checkpoint: Checkpoint) -> dict[str, Tensor]:

@@ -71,6 +71,18 @@ def printable(text: str, chars_max: int = 300) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in shown)
 
 
+FACT_CHARS_MAX = 2_000
+
+
+def _bounded(fact: object) -> object:
+    """A fact with every text of it printable and of bounded length, keys too."""
+    if isinstance(fact, dict):
+        return {printable(str(key), FACT_CHARS_MAX): _bounded(value) for key, value in fact.items()}
+    if isinstance(fact, (list, tuple)):
+        return [_bounded(value) for value in fact]
+    return printable(fact, FACT_CHARS_MAX) if isinstance(fact, str) else fact
+
+
 @dataclass(slots=True)
 class Report:
     """The answer to one question about one checkpoint."""
@@ -139,12 +151,12 @@ class Report:
             "status": self.status,
             "coverage": self.coverage.as_json(),
             "not_asked": {question: printable(reason) for question, reason in self.not_asked.items()},
-            "checked": self.checked,
-            "not_checked": list(self.not_checked),
+            "checked": [printable(topic) for topic in self.checked],
+            "not_checked": [printable(topic) for topic in self.not_checked],
             "findings": [finding.as_json() for finding in self.worst_first()],
         }
         if self.more:
             value["more"] = {RULES[slug].id: count for slug, count in sorted(self.more.items())}
         if self.facts:
-            value["facts"] = self.facts
+            value["facts"] = _bounded(self.facts)
         return json.dumps(value, indent=2)

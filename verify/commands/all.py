@@ -6,7 +6,16 @@ from pathlib import Path
 
 import click
 
-from shardmill.verify.commands.options import Bar, answer, as_json, remote_options, seed_option, source_at, strict, unasked
+from shardmill.verify.commands.options import (
+    Bar,
+    answer,
+    as_json,
+    remote_options,
+    seed_option,
+    source_at,
+    strict,
+    unasked,
+)
 from shardmill.verify.questions.integrity import integrity
 from shardmill.verify.questions.lint import LintOptions, lint
 from shardmill.verify.questions.loads import loads

@@ -39,6 +39,10 @@ QUESTIONS: Mapping[str, tuple[str, str]] = {  # question -> (module:command, one
         "shardmill.verify.commands.pairs:reproduce_command",
         "Are the blocks what their numerics make of the parent?",
     ),
+    "origin": (
+        "shardmill.verify.commands.origin:origin_command",
+        "Which tool's formula made its codes and scales?",
+    ),
     "sign": ("shardmill.verify.commands.signature:sign_command", "Sign it, with a provenance statement."),
     "signature": (
         "shardmill.verify.commands.signature:signature_command",

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import click
 
-from shardmill.verify.commands.options import Bar, answer, as_json, remote_options, seed_option, source_at, strict
+from shardmill.verify.commands.options import (
+    Bar,
+    answer,
+    as_json,
+    remote_options,
+    seed_option,
+    source_at,
+    strict,
+)
 from shardmill.verify.questions.lint import LintOptions, lint, parse_ignores, parse_selection
 from shardmill.verify.rules.table import RULES
 

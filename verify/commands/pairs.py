@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import click
 
-from shardmill.verify.commands.options import Bar, answer, as_json, remote_options, seed_option, source_at, strict
+from shardmill.verify.commands.options import (
+    Bar,
+    answer,
+    as_json,
+    remote_options,
+    seed_option,
+    source_at,
+    strict,
+)
 from shardmill.verify.formats.encode import RECIPES
 from shardmill.verify.questions.diff import diff
 from shardmill.verify.questions.reproduce import BLOCKS, reproduce

@@ -77,7 +77,7 @@ class Excludes:
             for item in value[:PATTERNS_MAX]:
                 if _is_pattern(item) and item not in read:
                     continue
-                pattern = _pattern(item)
+                pattern = pattern_of(item)
                 if pattern is None:
                     findings.append(
                         Finding("exclude-pattern", "config.json", item, "a pattern that can be judged")
@@ -132,7 +132,7 @@ def _is_pattern(text: str) -> bool:
     return text.startswith("re:") or not set("*?[").isdisjoint(text)
 
 
-def _pattern(text: str) -> Pattern | None:
+def pattern_of(text: str) -> Pattern | None:
     if not text.startswith("re:"):
         return Pattern(text, re.compile(translate(text)) if _is_pattern(text) else None)
     source = text.removeprefix("re:")

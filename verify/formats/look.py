@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from zlib import crc32
 
 import numpy as np
 
@@ -12,6 +13,8 @@ from shardmill.verify.formats.zeros import Run, ZeroRuns
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.rules.findings import Finding
 
+FRONT_BYTES = 4_096
+
 
 @dataclass(slots=True)
 class Sightings:
@@ -20,6 +23,7 @@ class Sightings:
     runs: dict[str, tuple[Run, ...]] = field(default_factory=dict)  # of zero bytes
     zero_blocks: set[str] = field(default_factory=set)  # codes in which a block may be all zero
     zero_scales: set[str] = field(default_factory=set)  # block scales of which one is zero
+    fronts: dict[str, int] = field(default_factory=dict)  # a digest of a weight's first bytes
     seen: set[str] = field(default_factory=set)  # every tensor that was looked at to its end
 
 
@@ -51,6 +55,8 @@ class Look:
             self._blocks(strip)
         if self._plan.scales and not strip.all():
             self._sightings.zero_scales.add(self._plan.tensor.name)
+        if self._plan.runs and not self._seen:
+            self._sightings.fronts[self._plan.tensor.name] = crc32(strip[:FRONT_BYTES].data)
         self._seen += len(strip)
 
     def _blocks(self, strip: U8) -> None:

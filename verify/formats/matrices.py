@@ -186,9 +186,11 @@ def _scale_rows(matrix: Matrix, grid: Tensor, first: int, last: int) -> tuple[ND
     assert linear is not None
     high = linear.shape[-2]  # of one matrix of a bank
     banks = max(matrix.shape[0] // max(high, 1), 1)
-    if linear.kind in ("fp8-channel", "int8") and prod(grid.shape) == matrix.shape[0]:
-        columns = 1
-    elif linear.kind in ("fp8-tensor", "comfy-fp8", "mistral-fp8"):
+    if (linear.kind in ("fp8-channel", "int8") and prod(grid.shape) == matrix.shape[0]) or linear.kind in (
+        "fp8-tensor",
+        "comfy-fp8",
+        "mistral-fp8",
+    ):
         columns = 1
     else:
         columns = grid.shape[2] if linear.kind == "fp8-pbwo" else grid.shape[-1]

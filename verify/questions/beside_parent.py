@@ -19,17 +19,36 @@ from shardmill.verify.rules.findings import Finding, Report, UnreadableError
 # Settings that a conversion writes anew, or that say nothing of the model.
 FREE = frozenset(
     (
-        *("quantization_config", "compression_config", "torch_dtype", "dtype", "transformers_version", "use_cache"),
+        *(
+            "quantization_config",
+            "compression_config",
+            "torch_dtype",
+            "dtype",
+            "transformers_version",
+            "use_cache",
+        ),
         *("_name_or_path", "_commit_hash", "_attn_implementation", "_attn_implementation_autoset"),
     )
 )
 # Settings that a parent states and a child may not lose, in a flat config.
 KEPT = (
-    *("num_key_value_heads", "head_dim", "tie_word_embeddings", "sliding_window", "eos_token_id", "bos_token_id"),
+    *(
+        "num_key_value_heads",
+        "head_dim",
+        "tie_word_embeddings",
+        "sliding_window",
+        "eos_token_id",
+        "bos_token_id",
+    ),
     *("num_experts_per_tok", "routed_scaling_factor", "norm_topk_prob", "scoring_func", "attention_bias"),
 )
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt", "spiece.model")
-PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json", "modules.json")
+PROCESSORS = (
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+    "modules.json",
+)
 TOKENS = ("eos_token", "bos_token", "pad_token", "unk_token")
 IDS = ("eos_token_id", "bos_token_id", "pad_token_id")
 BYTES_MAX = 48 << 20
@@ -60,7 +79,11 @@ def _differences(
     ours: Any, theirs: Any, path: str, strict: bool, depth: int
 ) -> Iterator[tuple[str, Any, Any]]:
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping) and depth:
-        keys = ours.keys() | theirs.keys() if strict else (ours.keys() & theirs.keys()) | (theirs.keys() & set(KEPT))
+        keys = (
+            ours.keys() | theirs.keys()
+            if strict
+            else (ours.keys() & theirs.keys()) | (theirs.keys() & set(KEPT))
+        )
         for key in sorted(keys - FREE):
             a, b = ours.get(key, _ABSENT), theirs.get(key, _ABSENT)
             yield from _differences(a, b, f"{path}.{key}" if path else key, strict, depth - 1)
@@ -98,9 +121,9 @@ def _brief(value: Any) -> str:
 
 def _file(child: Checkpoint, parent: Checkpoint, file: str, report: Report) -> Iterator[Finding]:
     if file not in child.files:
-        if file in TOKENIZERS and not any(other in child.files for other in TOKENIZERS):
-            yield Finding("parent-side-file", file, "", "the parent's file", "none")
-        elif child.manifest is not None:
+        if (
+            file in TOKENIZERS and not any(other in child.files for other in TOKENIZERS)
+        ) or child.manifest is not None:
             yield Finding("parent-side-file", file, "", "the parent's file", "none")
         return
     if max(child.files[file], parent.files[file]) > BYTES_MAX:
@@ -134,7 +157,9 @@ def _unlike(file: str, ours: bytes, theirs: bytes) -> str:
         return "" if a == b else "other values"
     if file == "tokenizer.json":
         return _unlike_tokenizer(a, b)
-    keys = TOKENS if file == "tokenizer_config.json" else IDS if file == "generation_config.json" else tuple(a)
+    keys = (
+        TOKENS if file == "tokenizer_config.json" else IDS if file == "generation_config.json" else tuple(a)
+    )
     other = [key for key in keys if key in a and key in b and _token(a[key]) != _token(b[key])]
     return f"other {', '.join(other[:4])}" if other else ""
 

@@ -37,7 +37,9 @@ def belongs_to(name: str, parent: Mapping[str, Tensor], child: Mapping[str, Tens
     if _CACHE.search(name):  # beside an attention module, or one of its projections
         module = name.rpartition(".")[0]
         attention = module.rpartition(".")[0] if module.endswith("_proj") else module
-        return any(f"{attention}.{proj}.weight" in parent for proj in ("k_proj", "qkv_proj", "query_key_value"))
+        return any(
+            f"{attention}.{proj}.weight" in parent for proj in ("k_proj", "qkv_proj", "query_key_value")
+        )
     if _EXPERT.search(name):
         bank = name[: _EXPERT.search(name).start()]  # type: ignore[union-attr]
         return any(f"{bank}.{leaf}" in parent for leaf in ("gate_up_proj", "down_proj", "w1", "w2"))

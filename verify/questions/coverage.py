@@ -59,7 +59,11 @@ def coverage_of(
     """`seen`: the tensors whose elements were looked at, None if no data were read; `floats`: count these too."""
     coverage = Coverage()
     codes = {linear.weight.name: linear for linear in linears.values() if linear.weight is not None}
-    parts = {tensor.name for linear in linears.values() for tensor in (*linear.scales.values(), *linear.extras.values())}
+    parts = {
+        tensor.name
+        for linear in linears.values()
+        for tensor in (*linear.scales.values(), *linear.extras.values())
+    }
     for tensor in checkpoint.tensors.values():
         if tensor.name in parts or (tensor.dtype in FLOATS and not floats):
             continue

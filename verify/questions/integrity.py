@@ -76,7 +76,9 @@ def integrity(
 def _open(source: Source, report: Report) -> Opened:
     checkpoint = open_checkpoint(source, report)
     linears = quantized(checkpoint.tensors)
-    report.add(*structure_faults(checkpoint), *side_faults(checkpoint, report), *pair_faults(linears.values()))
+    report.add(
+        *structure_faults(checkpoint), *side_faults(checkpoint, report), *pair_faults(linears.values())
+    )
     report.add(*entry_faults(checkpoint, linears))
     if checkpoint.config:
         report.checks("config")

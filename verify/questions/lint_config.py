@@ -20,17 +20,23 @@ from shardmill.verify.rules.findings import Finding
 Shape = tuple[int, ...]
 NAME_CHARS_MAX = 200
 
-_EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|word_embeddings|tok_embeddings|embed_in|embeddings?|shared|embed)\.weight$")
+_EMBEDDING = re.compile(
+    r"(^|\.)(embed_tokens|wte|word_embeddings|tok_embeddings|embed_in|embeddings?|shared|embed)\.weight$"
+)
 _HEAD = re.compile(
     r"(^|\.)(lm_head|head|output|embed_out|output_layer|score|classifier|cls|lm_head\.\w+|decoder)"
     r"\.(\w+\.)*(weight|weight_packed|qweight|linear)$"
 )
-_TOWER = re.compile(r"(^|\.)(vision|visual|audio|vpm|apm|tts|talker|code2wav|tower|encoder|image|speech|siglip|draft|mtp|dflash|eagle)")
+_TOWER = re.compile(
+    r"(^|\.)(vision|visual|audio|vpm|apm|tts|talker|code2wav|tower|encoder|image|speech|siglip|draft|mtp|dflash|eagle)"
+)
 _PROJECTION = re.compile(
     r"^(?P<front>.*\blayers\.\d+)\.(?P<part>self_attn|attention|mlp|feed_forward)\.(?P<leaf>[qkvo]_proj|gate_proj|up_proj|down_proj)"
     r"\.(weight|weight_packed)$"
 )
-_ROUTER = re.compile(r"\.layers\.\d+\.(mlp|block_sparse_moe|feed_forward|moe)\.(gate|router)(\.classifier)?\.weight$")
+_ROUTER = re.compile(
+    r"\.layers\.\d+\.(mlp|block_sparse_moe|feed_forward|moe)\.(gate|router)(\.classifier)?\.weight$"
+)
 _GENERATES = re.compile(r"(ForCausalLM|LMHeadModel|ForConditionalGeneration)$")
 
 
@@ -71,49 +77,88 @@ def _wrong(tensor: Tensor, key: str, said: int, got: str) -> Finding:
     return Finding("config-shape", tensor.file, tensor.name, f"{key} {said:,}, as {CONFIG} says", got)
 
 
-def _sizes(names: Names, shapes: Mapping[tuple[str, str], Mapping[str, tuple[Shape, Tensor]]]) -> Iterator[Finding]:
+def _sizes(
+    names: Names, shapes: Mapping[tuple[str, str], Mapping[str, tuple[Shape, Tensor]]]
+) -> Iterator[Finding]:
     config = names.text_config
     hidden = _number(config, "hidden_size", "n_embd", "d_model", "dim")
     vocabulary = _number(config, "vocab_size")
     for tensor in names.checkpoint.tensors.values():
         if _EMBEDDING.search(tensor.name) and len(tensor.shape) == 2 and not _TOWER.search(tensor.name):
-            if vocabulary and tensor.shape[0] < vocabulary and "position" not in tensor.name and "type" not in tensor.name:
+            if (
+                vocabulary
+                and tensor.shape[0] < vocabulary
+                and "position" not in tensor.name
+                and "type" not in tensor.name
+            ):
                 yield _wrong(tensor, "vocab_size", vocabulary, f"{tensor.shape[0]:,} rows")
             break
-    entries = [row for (_, part), rows in shapes.items() for leaf, row in rows.items() if leaf in ("q_proj", "k_proj", "gate_proj")]
+    entries = [
+        row
+        for (_, part), rows in shapes.items()
+        for leaf, row in rows.items()
+        if leaf in ("q_proj", "k_proj", "gate_proj")
+    ]
     if hidden and entries and all(shape[1] != hidden for shape, _ in entries):
         yield _wrong(entries[0][1], "hidden_size", hidden, f"{entries[0][0][1]:,} columns")
     widths = [
-        row for (_, part), rows in shapes.items() if part in ("mlp", "feed_forward") for leaf, row in rows.items() if leaf == "gate_proj"
+        row
+        for (_, part), rows in shapes.items()
+        if part in ("mlp", "feed_forward")
+        for leaf, row in rows.items()
+        if leaf == "gate_proj"
     ]
-    said = {_number(config, key) for key in ("intermediate_size", "intermediate_size_mlp", "moe_intermediate_size", "ffn_hidden_size")}
+    said = {
+        _number(config, key)
+        for key in ("intermediate_size", "intermediate_size_mlp", "moe_intermediate_size", "ffn_hidden_size")
+    }
     width = _number(config, "intermediate_size")
     if width and widths and all(shape[0] not in said for shape, _ in widths):
         yield _wrong(widths[0][1], "intermediate_size", width, f"{widths[0][0][0]:,} rows")
 
 
-def _heads(names: Names, shapes: Mapping[tuple[str, str], Mapping[str, tuple[Shape, Tensor]]]) -> Iterator[Finding]:
+def _heads(
+    names: Names, shapes: Mapping[tuple[str, str], Mapping[str, tuple[Shape, Tensor]]]
+) -> Iterator[Finding]:
     """Rows of q and k are heads times head_dim; a gate may double q's."""
     config = names.text_config
     heads, hidden = _number(config, "num_attention_heads"), _number(config, "hidden_size")
     if not heads or "kv_lora_rank" in config or "q_lora_rank" in config:
         return
-    dims = {_number(config, key) for key in ("head_dim", "global_head_dim", "swa_head_dim", "attention_head_dim")} - {0}
+    dims = {
+        _number(config, key) for key in ("head_dim", "global_head_dim", "swa_head_dim", "attention_head_dim")
+    } - {0}
     dims = dims or {hidden // heads}
     cached = config.get("num_key_value_heads", heads)
     if type(cached) is not int:
         return
-    groups = {cached} | {_number(config, key) for key in ("num_global_key_value_heads", "swa_num_key_value_heads")} - {0}
-    for leaf, key, counts in (("q_proj", "num_attention_heads", {heads, 2 * heads}), ("k_proj", "num_key_value_heads", groups)):
-        rows = [row[leaf] for (_, part), row in shapes.items() if part == "self_attn" and leaf in row and "k_proj" in row]
+    groups = {cached} | {
+        _number(config, key) for key in ("num_global_key_value_heads", "swa_num_key_value_heads")
+    } - {0}
+    for leaf, key, counts in (
+        ("q_proj", "num_attention_heads", {heads, 2 * heads}),
+        ("k_proj", "num_key_value_heads", groups),
+    ):
+        rows = [
+            row[leaf]
+            for (_, part), row in shapes.items()
+            if part == "self_attn" and leaf in row and "k_proj" in row
+        ]
         wanted = {count * dim for count in counts for dim in dims}
         if rows and all(shape[0] not in wanted for shape, _ in rows):
             shape, tensor = rows[0]
             dim = max(dims)
-            yield _wrong(tensor, key, max(counts) if leaf == "k_proj" else heads, f"{shape[0]:,} rows, {shape[0] / dim:g} heads of {dim}")
+            yield _wrong(
+                tensor,
+                key,
+                max(counts) if leaf == "k_proj" else heads,
+                f"{shape[0]:,} rows, {shape[0] / dim:g} heads of {dim}",
+            )
 
 
-def _inside_a_layer(shapes: Mapping[tuple[str, str], Mapping[str, tuple[Shape, Tensor]]]) -> Iterator[Finding]:
+def _inside_a_layer(
+    shapes: Mapping[tuple[str, str], Mapping[str, tuple[Shape, Tensor]]],
+) -> Iterator[Finding]:
     """What gate and up give, down takes; k and v have one width, and o takes as many as q gives (or a part of it)."""
     for rows in shapes.values():
         if {"gate_proj", "up_proj", "down_proj"} <= rows.keys():
@@ -121,8 +166,14 @@ def _inside_a_layer(shapes: Mapping[tuple[str, str], Mapping[str, tuple[Shape, T
             if not gate[0] == up[0] == down[1]:
                 got = f"gate {list(gate)}, up {list(up)}, down {list(down)}"
                 tensor = rows["down_proj"][1]
-                yield Finding("sibling-shape", tensor.file, tensor.name, "as many columns as gate and up have rows", got)
-        inputs = {leaf: rows[leaf][0][1] for leaf in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj") if leaf in rows}
+                yield Finding(
+                    "sibling-shape", tensor.file, tensor.name, "as many columns as gate and up have rows", got
+                )
+        inputs = {
+            leaf: rows[leaf][0][1]
+            for leaf in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+            if leaf in rows
+        }
         if len(set(inputs.values())) > 1:
             tensor = rows[next(iter(inputs))][1]
             got = ", ".join(f"{leaf} {columns}" for leaf, columns in inputs.items())
@@ -135,14 +186,20 @@ def _routers(names: Names) -> Iterator[Finding]:
     if not experts:
         return
     for tensor in names.checkpoint.tensors.values():
-        if tensor.name.endswith(("gate.weight", "router.weight", "classifier.weight")) and _ROUTER.search(tensor.name):
+        if tensor.name.endswith(("gate.weight", "router.weight", "classifier.weight")) and _ROUTER.search(
+            tensor.name
+        ):
             if len(tensor.shape) == 2 and tensor.shape[0] not in (experts, experts + extra):
                 yield _wrong(tensor, "experts", experts, f"{tensor.shape[0]:,} rows of the router")
 
 
 def tied(config: Mapping[str, Any], text: Mapping[str, Any]) -> bool | None:
     """What the config says of tied embeddings, None where it says nothing or two things."""
-    said = {place["tie_word_embeddings"] for place in (config, text) if isinstance(place.get("tie_word_embeddings"), bool)}
+    said = {
+        place["tie_word_embeddings"]
+        for place in (config, text)
+        if isinstance(place.get("tie_word_embeddings"), bool)
+    }
     return said.pop() if len(said) == 1 else None
 
 

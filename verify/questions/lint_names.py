@@ -281,7 +281,9 @@ def experts_whole(names: Names) -> Iterator[Finding]:
         if left <= 0:
             unnamed += len(experts) < count
             continue
-        for expert in islice((expert for expert in range(count) if expert not in experts), min(left, MISSING_MAX)):
+        for expert in islice(
+            (expert for expert in range(count) if expert not in experts), min(left, MISSING_MAX)
+        ):
             left -= 1
             yield Finding(
                 "expert-missing", "", f"{bank}.{expert}", f"experts 0 to {count - 1}", "none of its tensors"

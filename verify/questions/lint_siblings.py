@@ -61,7 +61,12 @@ def _drafts(names: Names, trunk: Stack) -> Iterator[Finding]:
     """Blocks beyond num_hidden_layers are drafts, and whole: a trunk layer with what joins it to the trunk."""
     layers = names.count("num_hidden_layers", "n_layer", "num_layers")
     beyond = sorted(number for number in trunk.blocks if layers and number >= layers)[:BEYOND_MAX]
-    if not beyond or len(trunk.builds) > BUILDS_MAX or trunk.name.count(".") > 3 or not trunk.name.rpartition(".")[2] in ("layers", "h", "blocks", "layer"):
+    if (
+        not beyond
+        or len(trunk.builds) > BUILDS_MAX
+        or trunk.name.count(".") > 3
+        or not trunk.name.rpartition(".")[2] in ("layers", "h", "blocks", "layer")
+    ):
         return
     builds = {kinds for number, kinds in trunk.sets.items() if number < layers}
     for number in beyond:
@@ -71,7 +76,13 @@ def _drafts(names: Names, trunk: Stack) -> Iterator[Finding]:
         file = next(iter(trunk.blocks[number].values())).file
         if not any(DRAFT.search(kind) for kind in kinds):
             if not names.count("num_nextn_predict_layers", "mtp_num_hidden_layers"):
-                yield Finding("layer-beyond", file, name, f"layers 0 to {layers - 1}, as num_hidden_layers says", "one more")
+                yield Finding(
+                    "layer-beyond",
+                    file,
+                    name,
+                    f"layers 0 to {layers - 1}, as num_hidden_layers says",
+                    "one more",
+                )
             continue
         absent = [part for part in DRAFT_PARTS if part not in parts] if parts else []
         own = frozenset(kind for kind in kinds if not DRAFT.search(kind))

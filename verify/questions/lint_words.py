@@ -20,7 +20,9 @@ _WRAPPER = re.compile(
     r"|modules_to_save(\.\w+)?|base_layer|original_module)\."
     r"|^(module|base_model\.model|student|ema_model|learner)\."
 )
-_REPEATED = re.compile(r"(?:^|\.)(\w+)\.(?:\1\.){2,}|(?:^|\.)(language_model|text_model|vision_tower)\.(?:\w+\.)?\2\.")
+_REPEATED = re.compile(
+    r"(?:^|\.)(\w+)\.(?:\1\.){2,}|(?:^|\.)(language_model|text_model|vision_tower)\.(?:\w+\.)?\2\."
+)
 _NUMBERED_END = re.compile(r"\.\d+$")
 PLAIN_MAX = 2_000  # exclusions that end in a number, held to each layer
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
@@ -40,7 +42,8 @@ def _wrapped(names: Names) -> Iterator[Finding]:
     found = [
         tensor
         for tensor in representatives(tensors, stacks_of(tensors))
-        if len(tensor.name) <= NAME_CHARS_MAX and (_WRAPPER.search(tensor.name) or _REPEATED.search(tensor.name))
+        if len(tensor.name) <= NAME_CHARS_MAX
+        and (_WRAPPER.search(tensor.name) or _REPEATED.search(tensor.name))
     ]
     if found:
         got = f"{len(found):,} kinds of names like this one"
@@ -55,7 +58,9 @@ def _alike(names: Names) -> Iterator[Finding]:
         folded = name.lower() if name.isascii() else unicodedata.normalize("NFKC", name).casefold()
         other = seen.setdefault(folded, name)
         if other != name:
-            yield Finding("names-alike", tensor.file, name, "names that differ in more than case or form", other)
+            yield Finding(
+                "names-alike", tensor.file, name, "names that differ in more than case or form", other
+            )
         if not name.isascii() and any(_mixed(part) for part in name.split(".")):
             yield Finding("names-alike", tensor.file, name, "letters of one alphabet", ascii(name))
 
@@ -89,7 +94,9 @@ def _by_prefix(names: Names) -> Iterator[Finding]:
             if module[: match.start()] in listed:
                 fronts.setdefault(module[: match.end()], module)
     for text in plain:
-        hit = next((module for front, module in fronts.items() if front.startswith(text) and front != text), None)
+        hit = next(
+            (module for front, module in fronts.items() if front.startswith(text) and front != text), None
+        )
         if hit is not None:
             yield Finding("exclude-by-prefix", CONFIG, text, "a name that begins no other module's", hit)
 
@@ -106,9 +113,13 @@ def _dtype(names: Names) -> Iterator[Finding]:
     config, text = names.checkpoint.config, names.text_config
     if not config or not config.get("architectures"):
         return
-    said = next((place[key] for place in (config, text) for key in ("dtype", "torch_dtype") if place.get(key)), None)
+    said = next(
+        (place[key] for place in (config, text) for key in ("dtype", "torch_dtype") if place.get(key)), None
+    )
     floats = {
-        tensor.dtype for tensor in names.checkpoint.tensors.values() if len(tensor.shape) >= 2 and tensor.dtype in FLOATS
+        tensor.dtype
+        for tensor in names.checkpoint.tensors.values()
+        if len(tensor.shape) >= 2 and tensor.dtype in FLOATS
     }
     if said is None:
         yield Finding("dtype-unsaid", CONFIG, "dtype", "the dtype of the weights", "none")

@@ -17,7 +17,10 @@ from numpy.typing import NDArray
 
 from shardmill.verify.formats.blocks import Block
 
-MOVED = {"fp8": 0.125, "fp4": 0.4}  # share of max(|got|, |want|): twice E4M3's rounding, and E2M1's with its scale's
+MOVED = {
+    "fp8": 0.125,
+    "fp4": 0.4,
+}  # share of max(|got|, |want|): twice E4M3's rounding, and E2M1's with its scale's
 LARGE = 0.6  # of the root mean square of its group: smaller weights may round to anything
 QUIET = 0.1  # groups below this share of the strip's root mean square may be lost by a shared scale
 SHARE = 0.5  # of a group's large weights that moved too far: it is another group
@@ -77,9 +80,7 @@ class LocalErrors:
                 np.add.at(self._blocks[part], places, counts[part])
         else:
             columns = counts.shape[2]
-            self._name(
-                counts.reshape(2, -1), lambda n: f"block [{first + n // columns}, {n % columns}]"
-            )
+            self._name(counts.reshape(2, -1), lambda n: f"block [{first + n // columns}, {n % columns}]")
 
     def _name(self, counts: Counts, name: Any) -> None:
         for place in np.flatnonzero((counts[0] >= MEMBERS_MIN) & (counts[1] > SHARE * counts[0])):

@@ -11,6 +11,7 @@ from shardmill.verify.formats.values import float_rules, value_rules
 from shardmill.verify.questions.block_scales import block_bytes, block_faults
 from shardmill.verify.questions.dead_data import judged_for_zeros, zero_faults
 from shardmill.verify.questions.index_values import index_faults
+from shardmill.verify.questions.twins import twin_faults
 from shardmill.verify.reading.checkpoint import Checkpoint
 from shardmill.verify.rules.findings import Finding
 
@@ -46,3 +47,4 @@ def sight_faults(
     yield from zero_faults(checkpoint, sightings)
     yield from block_faults(checkpoint, linears.values(), declared, sightings)
     yield from index_faults(checkpoint, linears)
+    yield from twin_faults(checkpoint, sightings)

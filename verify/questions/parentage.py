@@ -30,7 +30,9 @@ class Parentage:
     parent: Checkpoint
     twins: dict[str, Tensor] = field(default_factory=dict)  # name here -> the parent's tensor it must equal
     sources: dict[str, str] = field(default_factory=dict)  # parent's tensor -> its digest in the manifest
-    excused: dict[str, list[str]] = field(default_factory=dict)  # why -> parent's tensors not compared by bytes
+    excused: dict[str, list[str]] = field(
+        default_factory=dict
+    )  # why -> parent's tensors not compared by bytes
 
     def excuse(self, why: str, name: str) -> None:
         self.excused.setdefault(why, []).append(name)
@@ -80,7 +82,9 @@ def parentage(child: Checkpoint, linears: dict[str, Linear], source: Source, rep
     manifest = child.manifest
     renamed = manifest.renamed if manifest is not None else {}
     here = {name: renamed.get(name, name) for name in parent.tensors}
-    kin = Kin(child, parent, linears, quantized(parent.tensors), here, frozenset(map(container_of, child.tensors)))
+    kin = Kin(
+        child, parent, linears, quantized(parent.tensors), here, frozenset(map(container_of, child.tensors))
+    )
     if manifest is not None:
         shards = manifest.shards.values()
         origin.sources = {name: digest for shard in shards for name, digest in shard.sources.items()}

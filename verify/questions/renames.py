@@ -54,7 +54,9 @@ def claim_faults(manifest: Manifest, source: Source, report: Report) -> Iterator
         yield Finding("parent-differs", MANIFEST, "", f"{commit}, the given parent's commit", revision)
     elif not commit:
         claimed = f"{repository or 'a parent'}@{revision or '?'}"
-        report.leaves_out("the parent's name", f"the manifest says {claimed}, and {source.where} does not say which it is")
+        report.leaves_out(
+            "the parent's name", f"the manifest says {claimed}, and {source.where} does not say which it is"
+        )
 
 
 def _identity(source: Source) -> tuple[str, str]:

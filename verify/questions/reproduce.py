@@ -20,13 +20,15 @@ from shardmill.verify.formats.declared import declaration
 from shardmill.verify.formats.encode import RECIPES, decodes_to, encode_block
 from shardmill.verify.formats.matrices import OpenFiles, floats
 from shardmill.verify.formats.schemes import FLOATS, quantized
+from shardmill.verify.formats.table import FORMS
 from shardmill.verify.questions.coverage import form_of
+from shardmill.verify.questions.origin import Tally, said, tallies_of, unknown
 from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.reading.manifest import MANIFEST
 from shardmill.verify.reading.progress import Progress
-from shardmill.verify.reading.source import Source
 from shardmill.verify.reading.seeds import fresh_seed
+from shardmill.verify.reading.source import Source
 from shardmill.verify.reading.threads import pinned
 from shardmill.verify.rules.findings import Finding, Report
 
@@ -38,6 +40,7 @@ BLOCK_KINDS = (
     "fp8-tensor",
     "fp8-channel",
 )  # a grid of one block or column looks like the last
+SAMPLED_ELEMENTS, ALL_ELEMENTS = 1 << 20, 1 << 40  # of a weight, where formulas are tried
 FRACTIONS = (0.1, 0.01, 0.001)
 
 
@@ -81,6 +84,13 @@ def reproduce(
     report = Report("reproduce")
     child = open_checkpoint(source, report)
     origin = open_checkpoint(parent, Report("reproduce"))
+    elements = ALL_ELEMENTS if blocks is None else SAMPLED_ELEMENTS
+    if (
+        child.manifest is None
+        and numerics is None
+        and (tallies := tallies_of(child, origin, seed, progress, elements))
+    ):
+        return _by_formula(report, tallies, seed, blocks is None)
     weights = list(converted(child, origin, numerics, report))
     total = sum(weight.blocks for weight in weights)
     passed_over = _passed_over(child, origin, {weight.codes.name for weight in weights})
@@ -112,6 +122,20 @@ def reproduce(
     report.add(*_claims(child, by_name, {weight.codes.name: weight.blocks for weight in weights}))
     report.checks("blocks")
     report.facts.update(_facts(counts, total, seed, sum(map(len, passed_over.values()))))
+    return report
+
+
+def _by_formula(report: Report, tallies: Mapping[str, Tally], seed: int, everything: bool) -> Report:
+    """Without a record of how the blocks were made, the formulas of known tools are tried on a sample of them."""
+    report.add(*unknown(tallies))
+    report.checks("blocks")
+    report.facts["seed"] = seed
+    for kind in sorted(tallies):
+        report.facts[FORMS[kind].title] = said(tallies[kind])
+    if everything:
+        report.leaves_out(
+            "every block", "there is no manifest; give --numerics to compare every block by one recipe"
+        )
     return report
 
 
@@ -241,9 +265,17 @@ def _passed_over(child: Checkpoint, parent: Checkpoint, taken: Collection[str]) 
         elif linear.kind not in BLOCK_KINDS or linear.grid is None or linear.grid.dtype != "F32":
             why = f"{form}: no numerics of it are known"
         elif before is None:
-            why = f"{form}: the parent has no weight of that name" if linear.module not in lost else f"{form}: made of codes"
+            why = (
+                f"{form}: the parent has no weight of that name"
+                if linear.module not in lost
+                else f"{form}: made of codes"
+            )
         else:
-            why = UNSAID if child.manifest is None else f"{form}: of a shape or numerics that are not recomputed"
+            why = (
+                UNSAID
+                if child.manifest is None
+                else f"{form}: of a shape or numerics that are not recomputed"
+            )
         passed.setdefault(why, []).append(weight.name)
     return passed
 

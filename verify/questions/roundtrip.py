@@ -52,7 +52,14 @@ class Limits:
         default_factory=lambda: {"fp8": 0.05, "fp4": 0.16, "int": 0.16, "float": 0.005, "same": 1e-4}
     )
     gain: Mapping[str, float] = field(
-        default_factory=lambda: {"fp8": 0.01, "fp4": 0.02, "mx": 0.06, "int": 0.02, "float": 0.005, "same": 1e-4}
+        default_factory=lambda: {
+            "fp8": 0.01,
+            "fp4": 0.02,
+            "mx": 0.06,
+            "int": 0.02,
+            "float": 0.005,
+            "same": 1e-4,
+        }
     )
     cosine: float = 0.985
     clipped: float = 0.001  # of codes: the largest one, for a weight that lies beyond it
@@ -231,7 +238,12 @@ def _float_pairs(
     """Floats that are codes in the parent, or floats of another dtype."""
     for tensor in child.tensors.values():
         name = renamed.get(tensor.name, tensor.name)
-        if tensor.dtype not in FLOATS or not tensor.shape or not child.readable(tensor) or is_scale(tensor.name):
+        if (
+            tensor.dtype not in FLOATS
+            or not tensor.shape
+            or not child.readable(tensor)
+            or is_scale(tensor.name)
+        ):
             continue
         linear = theirs.get(split_name(name)[0]) if split_name(name)[1] != "bias" else None
         before = parent.tensors.get(name)
@@ -312,7 +324,9 @@ def _add_codes(
     magnitude = codes & mask
     at_top = magnitude == top
     loss.saturated += int(np.count_nonzero(at_top))
-    if loss.kind not in ROUNDED_DOWN:  # powers of two below amax / 6, as the MX standard has them, clip by design
+    if (
+        loss.kind not in ROUNDED_DOWN
+    ):  # powers of two below amax / 6, as the MX standard has them, clip by design
         loss.clipped += int(np.count_nonzero(at_top & (np.abs(want) > BEYOND * np.abs(got))))
     loss.zeros += int(np.count_nonzero((magnitude == 0) & (want != 0)))
 

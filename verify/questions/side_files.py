@@ -21,7 +21,15 @@ FILES_MAX = 3_000  # beside the weights; a checkpoint has a few dozen
 READ_ELSEWHERE = (INDEX, MANIFEST, "config.json", "hf_quant_config.json")
 MAY_BE_EMPTY = ("__init__.py", "added_tokens.json", ".nojekyll", "py.typed")
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt", ".pickle")
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json", "merges.txt")
+TOKENIZERS = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "tekken.json",
+    "merges.txt",
+)
 _MARKED = (".html", ".htm", ".xml", ".svg", ".md", ".rst")
 IDS = ("eos_token_id", "bos_token_id", "pad_token_id")
 
@@ -35,7 +43,11 @@ def side_faults(checkpoint: Checkpoint, report: Report) -> Iterator[Finding]:
     left = FILES_MAX
     values: dict[str, Any] = {}
     for file, size in checkpoint.files.items():
-        if file in checkpoint.headers or file in READ_ELSEWHERE or (file.endswith(SUFFIX) and "/" not in file):
+        if (
+            file in checkpoint.headers
+            or file in READ_ELSEWHERE
+            or (file.endswith(SUFFIX) and "/" not in file)
+        ):
             continue
         left -= 1
         if left < 0:
@@ -102,7 +114,13 @@ def _second_index(checkpoint: Checkpoint) -> Iterator[Finding]:
             continue
         lost = sorted(str(name) for name in named if name not in checkpoint.files)
         if lost:
-            yield Finding("stale-index", file, "", "an index of files that are here", f"{len(lost):,} absent, such as {lost[0]}")
+            yield Finding(
+                "stale-index",
+                file,
+                "",
+                "an index of files that are here",
+                f"{len(lost):,} absent, such as {lost[0]}",
+            )
 
 
 def _submodules(checkpoint: Checkpoint, modules: Any) -> Iterator[Finding]:
@@ -119,24 +137,46 @@ def _submodules(checkpoint: Checkpoint, modules: Any) -> Iterator[Finding]:
 
 
 def _tokens(checkpoint: Checkpoint, values: dict[str, Any]) -> Iterator[Finding]:
-    if "tokenizer_config.json" in checkpoint.files and not any(file in checkpoint.files for file in TOKENIZERS):
-        custom = any(file.endswith((".py", ".tiktoken", ".model", ".spm", ".bpe")) for file in checkpoint.files)
+    if "tokenizer_config.json" in checkpoint.files and not any(
+        file in checkpoint.files for file in TOKENIZERS
+    ):
+        custom = any(
+            file.endswith((".py", ".tiktoken", ".model", ".spm", ".bpe")) for file in checkpoint.files
+        )
         if not custom:
-            yield Finding("tokenizer-missing", "tokenizer.json", "", "the tokenizer that tokenizer_config.json is of", "none")
-    rows = max((t.shape[0] for n, t in checkpoint.tensors.items() if _is_embedding(n) and len(t.shape) == 2), default=0)
+            yield Finding(
+                "tokenizer-missing",
+                "tokenizer.json",
+                "",
+                "the tokenizer that tokenizer_config.json is of",
+                "none",
+            )
+    rows = max(
+        (t.shape[0] for n, t in checkpoint.tensors.items() if _is_embedding(n) and len(t.shape) == 2),
+        default=0,
+    )
     if not rows:
         return
-    for file, place in (("config.json", checkpoint.config), ("generation_config.json", values.get("generation_config.json"))):
+    for file, place in (
+        ("config.json", checkpoint.config),
+        ("generation_config.json", values.get("generation_config.json")),
+    ):
         for key, number in _ids(place):
             if number >= rows:
-                yield Finding("token-range", file, key, f"below {rows:,}, the embedding's rows", f"{number:,}")
+                yield Finding(
+                    "token-range", file, key, f"below {rows:,}, the embedding's rows", f"{number:,}"
+                )
     words = _largest_word(values.get("tokenizer.json"))
     if words >= rows:
-        yield Finding("token-range", "tokenizer.json", "", f"ids below {rows:,}, the embedding's rows", f"{words:,}")
+        yield Finding(
+            "token-range", "tokenizer.json", "", f"ids below {rows:,}, the embedding's rows", f"{words:,}"
+        )
 
 
 def _is_embedding(name: str) -> bool:
-    return name.endswith(("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight"))
+    return name.endswith(
+        ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight")
+    )
 
 
 def _ids(place: Any) -> Iterator[tuple[str, int]]:

@@ -30,7 +30,9 @@ def sign(folder: Path, private_key: Path, password: str | None) -> Report:
     """Writes the provenance statement (where there is a manifest) and the signature. Refuses a faulty checkpoint."""
     library = _library()
     manifest = open_checkpoint(Folder(folder), Report("sign")).manifest
-    report = integrity(Folder(folder), read_data=manifest is not None)  # who signs a manifest vouches for its digests
+    report = integrity(
+        Folder(folder), read_data=manifest is not None
+    )  # who signs a manifest vouches for its digests
     report.question = "sign"
     if manifest is None and (folder / PROVENANCE).exists():
         expected = "no statement where there is no manifest to compare it with"
@@ -66,7 +68,9 @@ def check_signature(folder: Path, public_key: Path) -> Report:
             f"{public_key}: not a public key of a NIST curve that can be read: {error}."
         ) from None
     try:
-        verifier.set_hashing_config(_hashing(library, links=_links_stay(folder))).verify(folder, folder / SIGNATURE)
+        verifier.set_hashing_config(_hashing(library, links=_links_stay(folder))).verify(
+            folder, folder / SIGNATURE
+        )
     except Exception as error:  # the library raises many kinds; every one of them means: not vouched for
         said = " ".join(str(error).split()) or type(error).__name__
         report.add(

@@ -13,15 +13,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from shardmill.verify.formats.fused import kind_of
+from shardmill.verify.formats.linear import EXTRAS, SCALE_DTYPES
 from shardmill.verify.formats.schemes import split_name
 from shardmill.verify.reading.header import Tensor
-from shardmill.verify.formats.linear import EXTRAS, SCALE_DTYPES
 
 BUILDS_MAX = 64  # of one stack; more of them are no siblings
 NAME_CHARS_MAX = 512
 
 _BLOCK = re.compile(r"^(.*?)\.(\d{1,6})\.(.+)$")
-_COMPANIONS = frozenset((*SCALE_DTYPES, *EXTRAS, "k_scale", "v_scale", "q_scale", "biases", "weight_format", "SCB"))
+_COMPANIONS = frozenset(
+    (*SCALE_DTYPES, *EXTRAS, "k_scale", "v_scale", "q_scale", "biases", "weight_format", "SCB")
+)
 _PACKED = frozenset(("weight_packed", "qweight", "_blocks"))
 _STATE = re.compile(r"\.(absmax|quant_map|nested_absmax|nested_quant_map|quant_state\.\w+)$")
 

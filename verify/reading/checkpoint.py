@@ -228,7 +228,9 @@ def _what(checkpoint: Checkpoint, file: str) -> str:
     """What stands in place of a safetensors file, where its first bytes say it."""
     try:
         size = checkpoint.files[file]
-        return what_it_is(read(checkpoint.source, file, 0, min(size, HEAD_BYTES))) if size else "an empty file"
+        return (
+            what_it_is(read(checkpoint.source, file, 0, min(size, HEAD_BYTES))) if size else "an empty file"
+        )
     except UnreadableError:
         return ""
 

@@ -138,7 +138,11 @@ class Address:
                 piece, size = self._ask(file, begin + len(got), end)
             except urllib.error.HTTPError as error:
                 self._lost += time.monotonic() - begun
-                said = error.reason if isinstance(error.reason, str) and error.reason.startswith("a redirect") else ""
+                said = (
+                    error.reason
+                    if isinstance(error.reason, str) and error.reason.startswith("a redirect")
+                    else ""
+                )
                 last = Finding("remote-fails", file, "", "an answer", said or f"HTTP {error.code}")
                 if said or error.code not in AGAIN:
                     break

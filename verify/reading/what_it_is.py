@@ -9,7 +9,10 @@ from collections.abc import Mapping
 HEAD_BYTES = 512
 
 _MAGIC: tuple[tuple[bytes, str], ...] = (
-    (b"version https://git-lfs", "a Git LFS pointer: fetch the file itself with `git lfs pull` or `hf download`"),
+    (
+        b"version https://git-lfs",
+        "a Git LFS pointer: fetch the file itself with `git lfs pull` or `hf download`",
+    ),
     (b"GGUF", "a GGUF file (llama.cpp)"),
     (b"ggml", "a GGML file (llama.cpp)"),
     (b"PK\x03\x04", "a zip archive, such as torch.save writes"),
@@ -65,7 +68,9 @@ def folder_is(files: Mapping[str, int]) -> str:
     inside = [file for file in files if file.endswith(".safetensors")]
     if "model_index.json" in top:
         parts = sorted({file.split("/")[0] for file in inside})
-        return f"a diffusers pipeline: ask about one of its folders ({', '.join(parts) or 'none has weights'})"
+        return (
+            f"a diffusers pipeline: ask about one of its folders ({', '.join(parts) or 'none has weights'})"
+        )
     if any(file.startswith("snapshots/") for file in files):
         commits = sorted({"/".join(file.split("/")[:2]) for file in files if file.startswith("snapshots/")})
         return f"a repository of the Hugging Face cache: ask about {commits[-1]}"
@@ -74,9 +79,15 @@ def folder_is(files: Mapping[str, int]) -> str:
     if inside:
         folders = Counter(file.rpartition("/")[0] for file in inside)
         named = ", ".join(sorted(folders)[:3])
-        return f"one level too high: ask about {named}" if len(folders) == 1 else f"a folder of folders: ask about one of {named}"
+        return (
+            f"one level too high: ask about {named}"
+            if len(folders) == 1
+            else f"a folder of folders: ask about one of {named}"
+        )
     endings = Counter(f".{file.rpartition('.')[2]}" for file in files)
-    found = [f"{what} ({count:,} {ending})" for ending, what in FORMATS.items() if (count := endings.get(ending))]
+    found = [
+        f"{what} ({count:,} {ending})" for ending, what in FORMATS.items() if (count := endings.get(ending))
+    ]
     return f"{', '.join(found)}: only safetensors are judged" if found else ""
 
 

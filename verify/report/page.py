@@ -169,7 +169,9 @@ _PLAIN = re.compile(r"[\w.,:/@+ -]*")
 def cell(text: object) -> str:
     """The text as it may stand anywhere in Markdown: one line, no link, no tag, no heading, no end of a cell."""
     one_line = " ".join(printable(" ".join(str(text).split())).split())
-    return _MARKDOWN.sub(r"\\\1", one_line).replace("\\<", "&lt;").replace("\\>", "&gt;").replace("\\&", "&amp;")
+    return (
+        _MARKDOWN.sub(r"\\\1", one_line).replace("\\<", "&lt;").replace("\\>", "&gt;").replace("\\&", "&amp;")
+    )
 
 
 def code(text: object) -> str:

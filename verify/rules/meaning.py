@@ -43,6 +43,8 @@ MEANING = (
      "Pack the module again: loaders read other groups, or beyond the end."),
     ("SM128", "index-foreign", N, "A table of group indices holds other numbers; it was not judged.",
      "Nothing, if no loader of yours reads it."),
+    ("SM129", "twin-weight", W, "A weight is a byte copy of its sibling's.",
+     "Look at the export: an expert or a layer was written twice. Models merged from copied layers are so on purpose."),
     ("SM131", "kv-scale-missing", E, "A layer lacks the scale of the KV cache that its siblings have.",
      "Calibrate again: the layer's cache runs at scale 1."),
     ("SM132", "kv-scheme-unscaled", W, "A static scheme for the KV cache is declared, and no scale of it is here.",

@@ -24,6 +24,8 @@ PAIRS = (
     ("SM602", "recipe-unknown", W, "Numerics that this judge cannot recompute.", "Update shardmill."),
     ("SM603", "claim-false", E, "The manifest's count of lossless blocks is not what the blocks show.",
      "The record was altered, or its maker is faulty: make the checkpoint again."),
+    ("SM611", "origin-unknown", N, "No known formula gives every sampled block.",
+     "Nothing, if the codes were chosen with data; else name the tool, or look for altered blocks."),
     ("SM701", "signature-missing", E, "There is no signature.", "`shardmill verify sign` makes one."),
     ("SM702", "signature-bad", E, "The signature does not fit the files or the key.",
      "Treat the checkpoint as altered: download it again from its publisher, and check whose key this is."),

@@ -35,7 +35,7 @@ def _words_grid(linear: Linear, scale: Tensor) -> str:
 def _groups(shape: tuple[int, ...], grid: tuple[int, ...]) -> bool:
     """Whether a grid has one scale for whole groups of columns of each row."""
     return (
-        len(grid) == len(shape) >= 2 and grid[:-1] == shape[:-1] and 0 < grid[-1] and not shape[-1] % grid[-1]
+        len(grid) == len(shape) >= 2 and grid[:-1] == shape[:-1] and grid[-1] > 0 and not shape[-1] % grid[-1]
     )
 
 

@@ -84,7 +84,7 @@ def _drafts(names: Names, trunk: Stack) -> Iterator[Finding]:
                     "one more",
                 )
             continue
-        absent = [part for part in DRAFT_PARTS if part not in parts] if parts else []
+        absent = ["eh_proj"] if parts and "eh_proj" not in parts else []
         own = frozenset(kind for kind in kinds if not DRAFT.search(kind))
         lost = min((build - own for build in builds), key=len, default=frozenset())
         if absent or (lost and not any(build <= own for build in builds)):

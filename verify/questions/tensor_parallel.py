@@ -53,7 +53,7 @@ def _block(linear: Linear, declared: Declaration | None) -> Block:
     return (128, 128) if linear.kind == "fp8-pbwo" else block_of(linear, declared)
 
 
-def _trouble(module: str, linear: Linear, block: tuple[int, int], size: int) -> str:
+def _trouble(module: str, linear: Linear, block: tuple[int, int], size: int, kv_heads: int) -> str:
     leaf = module.rpartition(".")[2]
     if len(linear.shape) < 2:
         return ""

@@ -110,7 +110,8 @@ def _pair(two: Two, change: Callable[[np.ndarray], None]) -> set[str]:  # type: 
     two.parent[Q].data = bits.astype("<u2").tobytes()
     changed = bits.astype("<u2").copy()
     change(changed)
-    two.child.find(Q).update(encoded(Q, Blob("BF16", (128, 128), changed.tobytes()), 32))
+    shard = two.child.find(Q)
+    shard[Q], shard[f"{Q}_scale_inv"] = encoded(Blob("BF16", (128, 128), changed.tobytes()), 32)
     child, parent = two.sources()
     return {finding.slug for finding in roundtrip(child, parent, Limits()).findings}
 

@@ -136,7 +136,8 @@ def _read_manifest(checkpoint: Checkpoint, report: Report) -> Manifest | None:
 
 def _read_index(checkpoint: Checkpoint, report: Report) -> Index | None:
     found = [file for file in checkpoint.files if file.endswith(INDEX_SUFFIX) and "/" not in file]
-    file = INDEX if INDEX in found else found[0] if len(found) == 1 else None
+    alone = len(found) == 1 and "model.safetensors" not in checkpoint.files  # else it is a variant's, or left over
+    file = INDEX if INDEX in found else found[0] if alone else None
     if file is None:
         return None
     try:

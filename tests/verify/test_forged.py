@@ -13,9 +13,9 @@ from shardmill.verify.questions.integrity import integrity
 from shardmill.verify.questions.roundtrip import Limits, roundtrip
 from shardmill.verify.reading import source as places
 from shardmill.verify.reading.source import Folder
+from tests.verify.test_pairs import Q, Two
 from tests.verify.zoo.clean import LM, encoded
 from tests.verify.zoo.model import Blob, bf16
-from tests.verify.test_pairs import Q, Two
 
 NORM = f"{LM}layers.0.input_layernorm.weight"
 OTHER = f"{LM}layers.1.input_layernorm.weight"
@@ -141,7 +141,9 @@ def test_a_weight_a_little_too_large_as_a_whole_is_found(two: Two) -> None:
     assert "roundtrip-gain" in {finding.slug for finding in roundtrip(child, parent, Limits()).findings}
 
 
-def test_a_file_that_was_hardly_written_is_not_read_for_hours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_was_hardly_written_is_not_read_for_hours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tests.verify.zoo.llama import whole
 
     monkeypatch.setattr(places, "SPARSE_FROM", 1 << 20)
@@ -149,5 +151,3 @@ def test_a_file_that_was_hardly_written_is_not_read_for_hours(tmp_path: Path, mo
     with (tmp_path / "model.safetensors").open("r+b") as file:
         file.truncate(1 << 30)
     assert "sparse-file" in {finding.slug for finding in integrity(Folder(tmp_path)).findings}
-
-

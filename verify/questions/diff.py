@@ -16,8 +16,8 @@ from shardmill.verify.formats.values import place_of
 from shardmill.verify.questions.roundtrip import loss_of, pairs_of
 from shardmill.verify.reading.checkpoint import INDEX_SUFFIX, Checkpoint, open_checkpoint
 from shardmill.verify.reading.header import DTYPE_BITS, Tensor
-from shardmill.verify.reading.progress import Progress
 from shardmill.verify.reading.manifest import MANIFEST
+from shardmill.verify.reading.progress import Progress
 from shardmill.verify.reading.source import Source, read
 from shardmill.verify.reading.stream import FileJob, Task, stream
 from shardmill.verify.reading.threads import pinned
@@ -55,7 +55,9 @@ def diff(
     old, new = open_checkpoint(a, of_a), open_checkpoint(b, report)
     for fault in of_a.worst_first():
         if fault.severity == "error":
-            report.add(Finding("parent-faulty", f"{a.where}: {fault.file}", fault.tensor, fault.expected, fault.got))
+            report.add(
+                Finding("parent-faulty", f"{a.where}: {fault.file}", fault.tensor, fault.expected, fault.got)
+            )
     what = _sort(old, new, by_bytes, progress)
     report.add(*_findings(old, new, what), *_config_findings(old, new), *_side_findings(old, new, report))
     if what.unread:

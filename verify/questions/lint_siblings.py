@@ -65,7 +65,7 @@ def _drafts(names: Names, trunk: Stack) -> Iterator[Finding]:
         not beyond
         or len(trunk.builds) > BUILDS_MAX
         or trunk.name.count(".") > 3
-        or not trunk.name.rpartition(".")[2] in ("layers", "h", "blocks", "layer")
+        or trunk.name.rpartition(".")[2] not in ("layers", "h", "blocks", "layer")
     ):
         return
     builds = {kinds for number, kinds in trunk.sets.items() if number < layers}

@@ -1,4 +1,4 @@
-"""Names that a wrapper left, names alike, husks without elements, and what a config declares in two places or by prefix."""
+"""Names that a wrapper left, names alike, husks without elements, declarations in two places or by prefix."""
 
 from __future__ import annotations
 

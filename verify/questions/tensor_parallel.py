@@ -29,7 +29,9 @@ def tensor_parallel(
             continue
         seen.add(key)
         for size in verdict:
-            verdict[size] = verdict[size] or _trouble(module, linear, _block(linear, declared), size, kv_heads)
+            verdict[size] = verdict[size] or _trouble(
+                module, linear, _block(linear, declared), size, kv_heads
+            )
     return verdict
 
 

@@ -99,7 +99,9 @@ def _read_object(checkpoint: Checkpoint, file: str, report: Report) -> dict[str,
     except BadJsonError as error:
         what = _what(checkpoint, file)
         report.add(
-            Finding("not-the-file", file, "", "JSON", what) if what else Finding("config-json", file, "", "JSON", str(error))
+            Finding("not-the-file", file, "", "JSON", what)
+            if what
+            else Finding("config-json", file, "", "JSON", str(error))
         )
     except UnreadableError as error:
         report.add(error.finding)
@@ -136,7 +138,9 @@ def _read_manifest(checkpoint: Checkpoint, report: Report) -> Manifest | None:
 
 def _read_index(checkpoint: Checkpoint, report: Report) -> Index | None:
     found = [file for file in checkpoint.files if file.endswith(INDEX_SUFFIX) and "/" not in file]
-    alone = len(found) == 1 and "model.safetensors" not in checkpoint.files  # else it is a variant's, or left over
+    alone = (
+        len(found) == 1 and "model.safetensors" not in checkpoint.files
+    )  # else it is a variant's, or left over
     file = INDEX if INDEX in found else found[0] if alone else None
     if file is None:
         return None
@@ -145,7 +149,9 @@ def _read_index(checkpoint: Checkpoint, report: Report) -> Index | None:
     except BadJsonError as error:
         what = _what(checkpoint, file)
         report.add(
-            Finding("not-the-file", file, "", "JSON", what) if what else Finding("index-json", file, "", "JSON", str(error))
+            Finding("not-the-file", file, "", "JSON", what)
+            if what
+            else Finding("index-json", file, "", "JSON", str(error))
         )
         return None
     except UnreadableError as error:

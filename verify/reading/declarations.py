@@ -12,7 +12,9 @@ LEGACY = "hf_quant_config.json"
 DEPTH_MAX = 20
 
 
-def declarations_in(config: Mapping[str, Any], path: str = "", depth: int = DEPTH_MAX) -> Iterator[tuple[str, Any]]:
+def declarations_in(
+    config: Mapping[str, Any], path: str = "", depth: int = DEPTH_MAX
+) -> Iterator[tuple[str, Any]]:
     """(path, declaration) of every quantization_config in a config, however deep, the top first."""
     for key in DECLARATIONS:
         if isinstance(config.get(key), dict):
@@ -27,7 +29,11 @@ def configs_differ(config: Mapping[str, Any], legacy: Mapping[str, Any]) -> Iter
     pairs = (
         ("quant_algo", config.get("quant_algo"), legacy.get("quant_algo")),
         ("group_size", _group(config), legacy.get("group_size")),
-        ("exclude_modules", _names(config, "ignore", "exclude_modules"), _names(legacy, "exclude_modules", "ignore")),
+        (
+            "exclude_modules",
+            _names(config, "ignore", "exclude_modules"),
+            _names(legacy, "exclude_modules", "ignore"),
+        ),
         ("kv_cache_quant_algo", _cache(config), legacy.get("kv_cache_quant_algo") or "none"),
     )
     for key, ours, theirs in pairs:
@@ -38,7 +44,9 @@ def configs_differ(config: Mapping[str, Any], legacy: Mapping[str, Any]) -> Iter
 
 def _group(config: Mapping[str, Any]) -> Any:
     groups = config.get("config_groups")
-    weights = [g.get("weights") for g in groups.values() if isinstance(g, dict)] if isinstance(groups, dict) else []
+    weights = (
+        [g.get("weights") for g in groups.values() if isinstance(g, dict)] if isinstance(groups, dict) else []
+    )
     sizes = {w["group_size"] for w in weights if isinstance(w, dict) and type(w.get("group_size")) is int}
     own = config.get("group_size")
     return own if type(own) is int else sizes.pop() if len(sizes) == 1 else None
@@ -60,4 +68,8 @@ def _cache(config: Mapping[str, Any]) -> Any:
 
 
 def _said(value: Any) -> str:
-    return f"{len(value):,} names, such as {min(value, default='')!r}" if isinstance(value, frozenset) else repr(value)
+    return (
+        f"{len(value):,} names, such as {min(value, default='')!r}"
+        if isinstance(value, frozenset)
+        else repr(value)
+    )

@@ -145,7 +145,13 @@ class Folder:
             if room[0] < 0:
                 if room[0] == -1:
                     self._findings.append(
-                        Finding("listing-bound", name, "", f"at most {ENTRIES_MAX:,} entries", "more; they were not looked at")
+                        Finding(
+                            "listing-bound",
+                            prefix,
+                            "",
+                            f"at most {ENTRIES_MAX:,} entries",
+                            "more; they were not looked at",
+                        )
                     )
                 return
             name = prefix + entry.name
@@ -158,7 +164,9 @@ class Folder:
                     yield from self._walk(Path(entry.path), name + "/", depth - 1, room)
                 else:
                     said = f"folders of at most {DEPTH_MAX} levels"
-                    self._findings.append(Finding("listing-bound", name, "", said, "a deeper one; it was not looked at"))
+                    self._findings.append(
+                        Finding("listing-bound", name, "", said, "a deeper one; it was not looked at")
+                    )
             else:
                 yield from self._file(Path(entry.path), name)
 

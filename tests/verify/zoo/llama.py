@@ -25,7 +25,10 @@ LLAMA: dict[str, Any] = {
 
 def whole() -> Model:
     """Four Llama layers with a config that states every number, a tokenizer and its settings."""
-    tensors = {"model.embed_tokens.weight": bf16("embed", VOCAB, HIDDEN), "lm_head.weight": bf16("head", VOCAB, HIDDEN)}
+    tensors = {
+        "model.embed_tokens.weight": bf16("embed", VOCAB, HIDDEN),
+        "lm_head.weight": bf16("head", VOCAB, HIDDEN),
+    }
     for layer in range(LAYERS):
         prefix = f"model.layers.{layer}."
         tensors[f"{prefix}input_layernorm.weight"] = bf16(f"{prefix}in", HIDDEN)

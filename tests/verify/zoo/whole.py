@@ -1,4 +1,4 @@
-"""The checkpoint as a whole: config against tensors, blocks against siblings, names, and the files beside the weights."""
+"""The checkpoint as a whole: config against tensors, blocks against siblings, names, side files."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def _excluded(model: Model) -> None:
 def _twice(model: Model) -> None:
     _excluded(model)
     assert model.config is not None
-    model.config["text_config"] = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 64]}}
+    model.config["text_config"] = {
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 64]}
+    }
 
 
 def _f16(model: Model) -> None:
@@ -82,7 +84,8 @@ def rows() -> Iterator[Case]:
         ("names of a compiled model", "whole", "wrapper-name", _renamed("_orig_mod.")),
         ("names of a data-parallel model", "whole", "wrapper-name", _renamed("module.")),
         ("names of an adapter's base model", "whole", "wrapper-name", _renamed("base_model.model.")),
-        ("a husk of ZeRO-3", "whole", "empty-weight", _put("model.layers.0.mlp.up_proj.weight", Blob("BF16", (0,), b""))),
+        ("a husk of ZeRO-3", "whole", "empty-weight",
+         _put("model.layers.0.mlp.up_proj.weight", Blob("BF16", (0,), b""))),
         ("an exclusion that begins other layers", "whole", "exclude-by-prefix", _excluded),
         ("a second declaration in text_config", "whole", "declared-twice", _twice),
         ("no dtype", "whole", "dtype-unsaid", lambda m: m.config.pop("dtype")),

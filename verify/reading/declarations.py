@@ -64,7 +64,10 @@ def _cache(config: Mapping[str, Any]) -> Any:
     scheme = config["kv_cache_scheme"]
     if not isinstance(scheme, dict):
         return "none"
-    return {8: "FP8", 4: "NVFP4"}.get(scheme.get("num_bits")) if scheme.get("type") == "float" else None
+    if scheme.get("type") != "float":
+        return None
+    bits = scheme.get("num_bits")
+    return "FP8" if bits == 8 else "NVFP4" if bits == 4 else None
 
 
 def _said(value: Any) -> str:

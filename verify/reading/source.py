@@ -165,7 +165,7 @@ class Folder:
                 else:
                     said = f"folders of at most {DEPTH_MAX} levels"
                     self._findings.append(
-                        Finding("listing-bound", name, "", said, "a deeper one; it was not looked at")
+                        Finding("listing-bound", prefix, "", said, "a deeper one; it was not looked at")
                     )
             else:
                 yield from self._file(Path(entry.path), name)

@@ -66,7 +66,9 @@ def test_a_block_decodes_to_itself_only_bit_for_bit() -> None:
 
 
 @given(st.integers(0, 1 << 32), st.integers(-34, 30))
-def test_mse_1_is_the_pipelines_scale_bit_for_bit_though_the_code_is_another(draw: int, exponent: int) -> None:
+def test_mse_1_is_the_pipelines_scale_bit_for_bit_though_the_code_is_another(
+    draw: int, exponent: int
+) -> None:
     from shardmill.kernels.block_fp8 import rows_of
     from shardmill.kernels.mse import mse_scales
 
@@ -77,7 +79,9 @@ def test_mse_1_is_the_pipelines_scale_bit_for_bit_though_the_code_is_another(dra
     theirs, _ = mse_scales(rows_of("numpy"), block, maxima, shape)
     scale, codes = encode_block(block, "mse/1")
     assert scale == theirs[0, 0]
-    assert np.array_equal(codes, nearest(np.clip((block / scale).astype(np.float32), -448, 448).astype(np.float64)))
+    assert np.array_equal(
+        codes, nearest(np.clip((block / scale).astype(np.float32), -448, 448).astype(np.float64))
+    )
 
 
 def test_no_block_that_is_not_all_zeros_takes_the_scale_zero() -> None:

@@ -148,7 +148,10 @@ def _kinds(
     method: str, algo: str, quantization: Mapping[str, Any], groups: list[Mapping[str, Any]]
 ) -> tuple[str, ...]:
     if method == "fp8":
-        return ("fp8-block",) if quantization.get("weight_block_size") else ("fp8-tensor", "fp8-channel")
+        # DeepSeek-V4's experts are FP4 under this declaration; nothing in it says so.
+        return (
+            ("fp8-block", "mxfp4") if quantization.get("weight_block_size") else ("fp8-tensor", "fp8-channel")
+        )
     if method == "compressed-tensors":
         kinds: list[str] = []
         for group in groups:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from shardmill.verify.formats.declared import CONFIG
-from shardmill.verify.formats.linear import FLOATS
+from shardmill.verify.formats.linear import FLOATS, Linear
 from shardmill.verify.formats.schemes import split_name
 from shardmill.verify.questions.lint_names import Names
 from shardmill.verify.reading.header import Tensor
@@ -59,6 +59,8 @@ def _trunk_shapes(names: Names) -> dict[tuple[str, str], dict[str, tuple[Shape, 
         if match is None or _TOWER.search(match["front"]):
             continue
         linear = names.linears.get(split_name(tensor.name)[0])
+        if not _decodes_to_its_shape(names, linear, tensor):
+            continue
         shape = linear.shape if linear is not None and linear.weight is not None else tensor.shape
         if len(shape) == 2:
             found.setdefault((match["front"], match["part"]), {})[match["leaf"]] = (shape, tensor)
@@ -71,6 +73,15 @@ def _number(config: Mapping[str, Any], *keys: str) -> int:
         if type(value) is int and value > 0:
             return value
     return 0
+
+
+def _decodes_to_its_shape(names: Names, linear: Linear | None, tensor: Tensor) -> bool:
+    """Whether the header alone shows how many columns a weight has: not of bytes of no known form, nor of packed INT8."""
+    if linear is None or linear.weight is None:
+        return tensor.dtype in FLOATS
+    return linear.kind not in ("other", "bare") and not (
+        linear.kind == "int-pack" and names.declared and names.declared.bits == 8
+    )
 
 
 def _wrong(tensor: Tensor, key: str, said: int, got: str) -> Finding:

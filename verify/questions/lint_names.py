@@ -107,7 +107,8 @@ def excludes_match(names: Names) -> Iterator[Finding]:
             work -= len(names_of_it)
         if work > 0 and not _hits(pattern, known, literal):
             idle.append(pattern)
-    if idle and len(idle) == len(declared.excludes.patterns):
+    strange = [pattern for pattern in idle if not LEFT_BY_ENGINES.search(pattern.text)]
+    if strange and len(idle) == len(declared.excludes.patterns):
         got = f"0 of {len(idle):,} match; the first is {idle[0].text!r}"
         yield Finding("excludes-all-idle", CONFIG, "", "exclusions that match the checkpoint's modules", got)
         return

@@ -60,6 +60,7 @@ def _vlm() -> Iterator[tuple[str, Blob]]:
         yield from _moe(f"{prefix}mlp.") if layer else _dense(f"{prefix}mlp.")
     yield f"{LM}layers.2.eh_proj.weight", bf16("eh", HIDDEN, 2 * HIDDEN)
     yield f"{LM}layers.2.enorm.weight", bf16("enorm", HIDDEN)
+    yield f"{LM}layers.2.hnorm.weight", bf16("hnorm", HIDDEN)
     yield f"{LM}norm.weight", bf16("norm", HIDDEN)
     yield "model.visual.blocks.0.attn.qkv.weight", bf16("vqkv", 3 * HIDDEN, HIDDEN)
     yield "model.visual.blocks.0.attn.qkv.bias", bf16("vb", 3 * HIDDEN)

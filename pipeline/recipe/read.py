@@ -48,7 +48,13 @@ def load(path: Path) -> Recipe:
         of_families = [origin for _, origin in families.values()]
         whole = Origin(path, "")
         raise RecipeError(
-            [_problem(fault, origins, of_families, whole) for fault in error.errors()]
+            [
+                _problem(fault, origins, of_families, whole)
+                for fault in error.errors()
+                if not (
+                    fault["type"] == "too_short" and fault["input"]
+                )  # its entries have problems of their own
+            ]
         ) from None
 
 

@@ -91,10 +91,11 @@ def test_plan_says_which_files_stay_behind_and_why(
     """A tokenizer whose download was cut is a link to nothing; its absence must not come as a surprise."""
     (parent / "vocab.json").symlink_to(parent / "nowhere")
     assert (
-        "not passed on: vocab.json: it is not a file, or a link to nothing\n" in shardmill("plan", *places)[1]
+        "not passed on: vocab.json (0 B): it is not a file, or a link to nothing\n"
+        in shardmill("plan", *places)[1]
     )
-    left = json.loads(shardmill("plan", *places, "--json")[1])["left"]
-    assert left["vocab.json"] == "it is not a file, or a link to nothing"
+    left = json.loads(shardmill("plan", *places, "--json")[1])["side_files"]["left"]
+    assert left["vocab.json"]["reason"] == "it is not a file, or a link to nothing"
 
 
 def test_names_with_brackets_are_shown_as_they_are(shardmill: Callable[..., Told], places: list[Any]) -> None:
@@ -102,7 +103,7 @@ def test_names_with_brackets_are_shown_as_they_are(shardmill: Callable[..., Told
     code, out, _ = shardmill("plan", *places)
     assert code == 0
     assert "mlp [/b] [red]" in out
-    assert "[/i]: what becomes of the parent" in out
+    assert "[/i]: from the parent to the output" in out
 
 
 def test_the_summary_names_a_kernel_only_where_one_encoded(
@@ -245,7 +246,7 @@ def test_the_short_way_out_sees_what_changed_while_the_last_build_was_at_work(
         (["build", "--parent", "{here}/nowhere", "--out", "{out}", "-c", "{recipe}"], 2, "is not a folder"),
         (["build", "--parent", "{parent}", "--out", "{parent}", "-c", "{recipe}"], 1, "is the parent itself"),
         (["build", "--parent", "{parent}", "--out", "{recipe}", "-c", "{recipe}"], 2, "is a file"),
-        (["build", "--parent", "{parent}", "-c", "{recipe}"], 2, "Missing option '--out'"),
+        (["build", "--parent", "{parent}", "-c", "{recipe}"], 2, "Missing option '-o' / '--out'"),
         (
             ["build", "--parent", "{parent}", "--out", "{out}", "-c", "{recipe}", "--workers", "0"],
             2,
@@ -290,7 +291,7 @@ def test_a_recipe_fault_is_usage_and_a_plan_fault_is_a_failure(
     recipe = places[1]
     recipe.write_text(RECIPE.replace("expect", "expekt", 1))
     code, _, err = shardmill("plan", *places)
-    told = f"{recipe}:24: family 'attention': expekt: the key 'expekt' is not known (do you mean 'expect'?)"
+    told = f"{recipe}:16: family 'attention': expekt: the key 'expekt' is not known (do you mean 'expect'?)"
     assert (code, told in err) == (2, True)
     recipe.write_text(RECIPE.replace("expect = 4", "expect = 5"))
     code, _, err = shardmill("plan", *places)
@@ -535,3 +536,50 @@ def test_a_build_over_another_parents_checkpoint_tells_what_goes(
     code, _, err = shardmill("build", *places[:3], other, *places[4:])
     assert code == 0
     assert f"replaces another checkpoint: {SHARDS[0]} goes (4 of its 4 shards)" in err
+
+
+def test_build_json_has_one_shape_whether_there_is_work_or_not(
+    shardmill: Callable[..., Told], places: list[Any]
+) -> None:
+    first, again = (json.loads(shardmill("build", *places, "--json")[1]) for _ in range(2))
+    assert first.keys() == again.keys()
+    assert (again["plan_key"], again["kernel"], again["made"]) == (first["plan_key"], "none", {})
+
+
+@pytest.mark.parametrize("command", ["plan", "explain", "build"])
+def test_the_recipes_old_option_works_with_a_notice_and_is_not_shown(
+    shardmill: Callable[..., Told], places: list[Any], command: str
+) -> None:
+    at = places.index("-c")
+    old = [*places[:at], "--config", *places[at + 1 :]]
+    code, _, err = shardmill(command, *old, "--json")
+    assert (code, err.splitlines()[0]) == (
+        0,
+        "--config is now called --recipe; the old name works for one more release",
+    )
+    shown = shardmill(command, "--help")[1]
+    assert "--recipe" in shown
+    assert "--config" not in shown
+
+
+def test_init_takes_its_old_option_with_a_notice(
+    shardmill: Callable[..., Told], places: list[Any], tmp_path: Path
+) -> None:
+    parent = places[places.index("--parent") + 1]
+    code, _, err = shardmill("init", parent, "--output", tmp_path / "drafted.toml")
+    assert (code, "--output is now called --out" in err, (tmp_path / "drafted.toml").exists()) == (
+        0,
+        True,
+        True,
+    )
+    assert "[stages]" not in (tmp_path / "drafted.toml").read_text()
+
+
+def test_old_words_of_a_recipe_are_said_on_stderr(
+    shardmill: Callable[..., Told], places: list[Any], tmp_path: Path
+) -> None:
+    recipe = Path(places[places.index("-c") + 1])
+    recipe.write_text(recipe.read_text().replace('action = "quantize"', 'action = "quantise"', 1))
+    code, out, err = shardmill("plan", *places, "--json")
+    assert (code, json.loads(out)["converted"]) == (0, 6)
+    assert "'quantise' is now written 'quantize'" in err

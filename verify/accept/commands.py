@@ -47,7 +47,7 @@ def accept() -> None:
 @click.argument("url")
 @_protocol
 @_key
-@click.option("-o", "out", metavar="FILE", required=True, help="Where the tokens go.")
+@click.option("-o", "--out", "out", metavar="FILE", required=True, help="Where the tokens go.")
 def freeze_command(url: str, protocol_name: str, key: str | None, out: str) -> None:
     """Turn the protocol's texts into token ids by the server's own tokenizer, once, for both sides.
 
@@ -62,7 +62,9 @@ def freeze_command(url: str, protocol_name: str, key: str | None, out: str) -> N
 
 @accept.command("record")
 @click.argument("url")
-@click.option("-o", "out", metavar="RUN", required=True, help="The run's folder; an unfinished one goes on.")
+@click.option(
+    "-o", "--out", "out", metavar="RUN", required=True, help="The run's folder; an unfinished one goes on."
+)
 @_protocol
 @_tokens
 @_key
@@ -176,7 +178,9 @@ def compare_command(
     comparison = _sentences(lambda: compare(base, test, protocol, items, noise=floor, variant=other))
     if card:
         Path(card).write_text(report.markdown(comparison) + "\n", encoding="utf-8")
-    click.echo(json.dumps(report.as_json(comparison)) if as_json else "\n".join(report.lines(comparison)))
+    click.echo(
+        json.dumps(report.as_json(comparison), indent=2) if as_json else "\n".join(report.lines(comparison))
+    )
     sys.exit(0 if comparison.verdict == "PASS" else 1)
 
 

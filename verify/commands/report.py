@@ -24,6 +24,7 @@ PAGE, CARD, FACTS = "report.html", "card.md", "report.json"
 @click.argument("place", metavar="DIR")
 @click.option("--parent", metavar="DIR", help="The checkpoint that it was made from; without it, no errors.")
 @click.option(
+    "-o",
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("report"),

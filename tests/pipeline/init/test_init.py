@@ -219,7 +219,7 @@ def test_the_recipe_in_the_way_is_not_written_over(tmp_path: Path) -> None:
     parent, recipe = dense_parent(tmp_path / "parent"), tmp_path / "pipeline.toml"
     recipe.write_text("mine")
     result = CliRunner().invoke(shardmill, ["init", str(parent), "-o", str(recipe)])
-    assert "is there already" in str(result.exception)
+    assert "exists already" in str(result.exception)
     assert recipe.read_text() == "mine"
     assert init(str(parent), "-o", str(recipe), "--force").exit_code == 0
 

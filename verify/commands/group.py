@@ -75,8 +75,14 @@ class Questions(click.Group):
         try:
             return super().invoke(ctx)
         except click.ClickException as error:
-            error.message = printable(error.message, MESSAGE_CHARS_MAX)
-            raise
+            said = printable(error.message, MESSAGE_CHARS_MAX)
+            if said == error.message:
+                raise
+            ended = (
+                click.UsageError(said) if isinstance(error, click.UsageError) else click.ClickException(said)
+            )
+            ended.exit_code = error.exit_code
+            raise ended from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Questions"):

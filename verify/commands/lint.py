@@ -18,12 +18,17 @@ from shardmill.verify.commands.options import (
 from shardmill.verify.questions.lint import LintOptions, lint, parse_ignores, parse_selection
 from shardmill.verify.rules.table import RULES
 
+SIZE_MAX = 4_096  # ranks
+
 
 def _sizes(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...]:
     try:
-        return tuple(int(part) for part in value.split(",")) if value else ()
+        sizes = tuple(int(part) for part in value.split(",")) if value is not None else ()
     except ValueError:
         raise click.BadParameter("give sizes like 1,2") from None
+    if any(not 0 < size <= SIZE_MAX for size in sizes):
+        raise click.BadParameter(f"give sizes from 1 to {SIZE_MAX:,}")
+    return sizes
 
 
 def _list_rules(ctx: click.Context, _: click.Parameter, value: bool) -> None:

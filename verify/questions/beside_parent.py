@@ -87,9 +87,15 @@ def _differences(
         for key in sorted(keys - FREE):
             a, b = ours.get(key, _ABSENT), theirs.get(key, _ABSENT)
             yield from _differences(a, b, f"{path}.{key}" if path else key, strict, depth - 1)
-    elif ours != theirs and not (ours != ours and theirs != theirs):  # NaN is itself here
-        if not (theirs is None and ours is _ABSENT) and not (ours is None and theirs is _ABSENT):
-            yield path, ours, theirs
+    elif not _equal(ours, theirs):
+        yield path, ours, theirs
+
+
+def _equal(ours: Any, theirs: Any) -> bool:
+    """NaN is itself here, and null is as good as absent."""
+    if {ours is None or ours is _ABSENT, theirs is None or theirs is _ABSENT} == {True}:
+        return True
+    return bool(ours == theirs or (ours != ours and theirs != theirs))
 
 
 class _Absent:
@@ -132,7 +138,8 @@ def _file(child: Checkpoint, parent: Checkpoint, file: str, report: Report) -> I
     ours, theirs = _bytes(child, file), _bytes(parent, file)
     if ours == theirs or None in (ours, theirs):
         return
-    assert ours is not None and theirs is not None
+    assert ours is not None
+    assert theirs is not None
     said = _unlike(file, ours, theirs) if child.manifest is None else "other bytes"
     if said:
         yield Finding("parent-side-file", file, "", "as the parent's", said)

@@ -16,6 +16,8 @@ from shardmill.verify.formats.schemes import Linear, grid_of, pair_faults, quant
 from shardmill.verify.questions.beside_parent import beside_parent
 from shardmill.verify.questions.coverage import coverage_of
 from shardmill.verify.questions.entries import entry_faults
+from shardmill.verify.questions.lint_config import tied_pair
+from shardmill.verify.questions.lint_names import names_of
 from shardmill.verify.questions.looks import plans_of, sight_faults
 from shardmill.verify.questions.parentage import Parentage, parentage
 from shardmill.verify.questions.side_files import side_faults
@@ -164,6 +166,7 @@ def _data(
         for name, first in result.unequal.items():
             got = f"byte {first:,} of the tensor differs"
             report.add(Finding("carried-changed", result.file, name, "the parent's bytes", got))
+    report.add(*_tied_faults(opened, results))
     report.add(*sight_faults(checkpoint, opened.linears, opened.sightings))
     report.checks("scales")
     report.checks("codes")
@@ -172,6 +175,22 @@ def _data(
     if origin is not None and parent is not None:
         report.add(*origin.source_faults(stream(parent, sources, None, done.add)))
         report.checks("parent")
+
+
+def _tied(opened: Opened) -> tuple[Tensor, Tensor] | None:
+    checkpoint = opened.checkpoint
+    return tied_pair(names_of(checkpoint, opened.linears, None)) if checkpoint.config else None
+
+
+def _tied_faults(opened: Opened, results: dict[str, FileResult]) -> Iterator[Finding]:
+    """A tied head that is stored beside its embedding must be its copy."""
+    pair = _tied(opened)
+    if pair is None:
+        return
+    head, embedding = pair
+    digests = [results[t.file].digests.get(t.name) for t in pair if t.file in results]
+    if len(digests) == 2 and None not in digests and digests[0] != digests[1]:
+        yield Finding("tied-differs", head.file, head.name, f"the values of {embedding.name}", "other values")
 
 
 def _say_digests(checkpoint: Checkpoint, report: Report) -> None:
@@ -208,15 +227,18 @@ def _stated_digests(checkpoint: Checkpoint, report: Report) -> None:
 
 def _jobs(opened: Opened, origin: Parentage | None) -> Iterator[FileJob]:
     checkpoint, manifest = opened.checkpoint, opened.checkpoint.manifest
+    twice = {tensor.name for tensor in _tied(opened) or ()}
     for file, size in checkpoint.files.items():
         record = manifest.files.get(file) if manifest is not None else None
         sha256 = record is not None and record.sha256 is not None and record.bytes == size
         tasks: list[Task] = []
+        if file in getattr(checkpoint.source, "sparse", ()):
+            continue  # a finding already; its zeros would take hours to read
         if file in checkpoint.headers and checkpoint.headers[file].sound:
             listed = manifest.shards[file].tensors if manifest is not None and file in manifest.shards else {}
             twins = origin.twins if origin is not None else {}
             for tensor in checkpoint.headers[file].tensors:
-                task = _task(tensor, tensor.name in listed, opened, twins)
+                task = _task(tensor, tensor.name in listed or tensor.name in twice, opened, twins)
                 if task is not None:
                     tasks.append(task)
         if sha256 or tasks:
@@ -237,7 +259,7 @@ def _digest_faults(manifest: Manifest, result: FileResult) -> Iterator[Finding]:
     if record is not None and record.sha256 is not None and result.sha256 not in ("", record.sha256):
         yield Finding("file-digest", result.file, "", record.sha256, result.sha256)
     for name, digest in result.digests.items():
-        if shard is not None and shard.tensors[name] != digest:
+        if shard is not None and shard.tensors.get(name, digest) != digest:
             yield Finding("tensor-digest", result.file, name, shard.tensors[name], digest)
 
 

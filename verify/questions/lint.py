@@ -99,7 +99,7 @@ def lint(
         context = ScaleContext(linears, {}, declared, checkpoint.quantization)
         report.add(*scale_faults(context))
     if linears:
-        verdict = tensor_parallel(linears, declared)
+        verdict = tensor_parallel(linears, declared, options.tp, names.count("num_key_value_heads"))
         report.facts["tensor parallel"] = sentence(verdict)
         report.add(*demanded(verdict, options.tp))
     return finish(report, checkpoint, options)

@@ -197,11 +197,11 @@ def _routers(names: Names) -> Iterator[Finding]:
     if not experts:
         return
     for tensor in names.checkpoint.tensors.values():
-        if tensor.name.endswith(("gate.weight", "router.weight", "classifier.weight")) and _ROUTER.search(
-            tensor.name
-        ):
-            if len(tensor.shape) == 2 and tensor.shape[0] not in (experts, experts + extra):
-                yield _wrong(tensor, "experts", experts, f"{tensor.shape[0]:,} rows of the router")
+        if not tensor.name.endswith(("gate.weight", "router.weight", "classifier.weight")):
+            continue
+        rows = tensor.shape[0] if len(tensor.shape) == 2 and _ROUTER.search(tensor.name) else experts
+        if rows not in (experts, experts + extra):
+            yield _wrong(tensor, "experts", experts, f"{rows:,} rows of the router")
 
 
 def tied(config: Mapping[str, Any], text: Mapping[str, Any]) -> bool | None:
@@ -220,7 +220,9 @@ def _ends(names: Names) -> Iterator[Finding]:
     classes = config.get("architectures")
     if not isinstance(classes, list) or not any(isinstance(c, str) and _GENERATES.search(c) for c in classes):
         return
-    if not any(".layers." in f".{name}" or ".h." in f".{name}" for name in names.checkpoint.tensors):
+    if not names.whole or not any(
+        ".layers." in f".{name}" or ".h." in f".{name}" for name in names.checkpoint.tensors
+    ):
         return
     ends = [name for name in names.checkpoint.tensors if "weight" in name and len(name) <= NAME_CHARS_MAX]
     if not any(_EMBEDDING.search(name) or "embed" in name for name in ends):

@@ -44,6 +44,14 @@ class Names:
         text = self.checkpoint.config.get("text_config")
         return text if isinstance(text, dict) else self.checkpoint.config
 
+    @property
+    def whole(self) -> bool:
+        """Whether every file of weights could be read; else what is missing is a file, not a tensor."""
+        checkpoint = self.checkpoint
+        named = set(checkpoint.index.weight_map.values()) if checkpoint.index is not None else set()
+        here = {file for file in checkpoint.files if file.endswith(".safetensors") and "/" not in file}
+        return named | here <= checkpoint.headers.keys()
+
     def count(self, *keys: str) -> int:
         """The first of these whole numbers that the config has, else 0."""
         for key in keys:

@@ -21,7 +21,7 @@ NAMED = 4
 
 
 def sibling_faults(names: Names) -> Iterator[Finding]:
-    stacks = stacks_of(names.checkpoint.tensors)
+    stacks = stacks_of(names.checkpoint.tensors) if names.whole else {}
     for stack in stacks.values():
         yield from _lacking(stack)
         yield from _gaps(stack)
@@ -65,7 +65,7 @@ def _drafts(names: Names, trunk: Stack) -> Iterator[Finding]:
         not beyond
         or len(trunk.builds) > BUILDS_MAX
         or trunk.name.count(".") > 3
-        or not trunk.name.rpartition(".")[2] in ("layers", "h", "blocks", "layer")
+        or trunk.name.rpartition(".")[2] not in ("layers", "h", "blocks", "layer")
     ):
         return
     builds = {kinds for number, kinds in trunk.sets.items() if number < layers}
@@ -84,7 +84,7 @@ def _drafts(names: Names, trunk: Stack) -> Iterator[Finding]:
                     "one more",
                 )
             continue
-        absent = [part for part in DRAFT_PARTS if part not in parts] if parts else []
+        absent = ["eh_proj"] if parts and "eh_proj" not in parts else []
         own = frozenset(kind for kind in kinds if not DRAFT.search(kind))
         lost = min((build - own for build in builds), key=len, default=frozenset())
         if absent or (lost and not any(build <= own for build in builds)):

@@ -1,4 +1,4 @@
-"""Names that a wrapper left, names alike, husks without elements, and what a config declares in two places or by prefix."""
+"""Names that a wrapper left, names alike, husks without elements, declarations in two places or by prefix."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from shardmill.verify.formats.declared import CONFIG
 from shardmill.verify.formats.linear import FLOATS
 from shardmill.verify.questions.lint_names import Names
 from shardmill.verify.questions.stacks import NAME_CHARS_MAX, representatives, stacks_of
+from shardmill.verify.reading.declarations import declarations_in
 from shardmill.verify.rules.findings import Finding
 
 # What training wrappers put before or between the parts of a name; no loader maps these.
@@ -23,8 +24,6 @@ _REPEATED = re.compile(
     r"(?:^|\.)(\w+)\.(?:\1\.){2,}|(?:^|\.)(language_model|text_model|vision_tower)\.(?:\w+\.)?\2\."
 )
 _NUMBERED_END = re.compile(r"\.\d+$")
-_PLACES = ("quantization_config", "compression_config")
-DEPTH_MAX = 20
 PLAIN_MAX = 2_000  # exclusions that end in a number, held to each layer
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
@@ -108,18 +107,6 @@ def _nested(config: Mapping[str, Any]) -> Iterator[Finding]:
         said = "the same" if value == places[0][1] else "another"
         got = f"{path} beside {places[0][0]}, {said}"
         yield Finding("declared-twice", CONFIG, path, "one declaration, at the top", got)
-
-
-def declarations_in(
-    config: Mapping[str, Any], path: str = "", depth: int = DEPTH_MAX
-) -> Iterator[tuple[str, Any]]:
-    """(path, declaration) of every quantization_config in a config, however deep, the top first."""
-    for key in _PLACES:
-        if isinstance(config.get(key), dict):
-            yield path + key, config[key]
-    for key, value in config.items():
-        if key not in _PLACES and isinstance(value, dict) and depth:
-            yield from declarations_in(value, f"{path}{key}.", depth - 1)
 
 
 def _dtype(names: Names) -> Iterator[Finding]:

@@ -1,8 +1,9 @@
 """Decodes a child and compares it with its parent, weight by weight: how much was lost?
 
-For each weight whose form changed, whichever side has the codes: relative error ||child - parent|| / ||parent||, cosine, largest error, the share of
-codes at the largest value and of codes that are zero where the parent's weight is not. Sums are f64 over strips. Rows,
-columns and blocks are held to the parent one by one (`local_errors`). What was not compared is counted by its form.
+For each weight whose form changed, whichever side has the codes: relative error ||child - parent|| / ||parent||,
+cosine, largest error, the share of codes at the largest value and of codes that are zero where the parent's weight is
+not. Sums are f64 over strips. Rows, columns and blocks are held to the parent one by one (`local_errors`).
+What was not compared is counted by its form.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from typing import Any
 
 from shardmill.verify.reading import bounded_json
 from shardmill.verify.reading.bounded_json import BadJsonError
+from shardmill.verify.reading.declarations import DECLARATIONS, configs_differ, declarations_in
 from shardmill.verify.reading.header import LENGTH_BYTES, Header, Tensor, header_length, parse_header
 from shardmill.verify.reading.manifest import MANIFEST, Manifest, parse_manifest
 from shardmill.verify.reading.source import Source, read
@@ -96,28 +97,29 @@ def _read_object(checkpoint: Checkpoint, file: str, report: Report) -> dict[str,
             return value
         report.add(Finding("config-json", file, "", "an object", type(value).__name__))
     except BadJsonError as error:
-        report.add(Finding("config-json", file, "", "JSON", str(error)))
+        what = _what(checkpoint, file)
+        report.add(
+            Finding("not-the-file", file, "", "JSON", what)
+            if what
+            else Finding("config-json", file, "", "JSON", str(error))
+        )
     except UnreadableError as error:
         report.add(error.finding)
     return {}
 
 
 def _quantization(checkpoint: Checkpoint, report: Report) -> dict[str, Any]:
-    """The quantization_config wherever loaders look for it: config.json, its text_config, hf_quant_config.json."""
-    config = checkpoint.config
-    text_config = config.get("text_config")
-    places = [config, text_config if isinstance(text_config, dict) else {}]
+    """The quantization_config, at the top or in a part of config.json, else that of hf_quant_config.json."""
     legacy = _read_object(checkpoint, "hf_quant_config.json", report).get("quantization")
-    for place in places:
-        for key in ("quantization_config", "compression_config"):
-            found = place.get(key)
-            if isinstance(found, dict):
-                if isinstance(legacy, dict) and legacy.get("quant_algo") != found.get("quant_algo"):
-                    algos = repr(legacy.get("quant_algo")), repr(found.get("quant_algo"))
-                    report.add(Finding("configs-differ", "hf_quant_config.json", "", algos[1], algos[0]))
-                return found
-            if found is not None:
-                report.add(Finding("config-json", "config.json", "", f"{key} as an object", repr(found)[:80]))
+    found = next(declarations_in(checkpoint.config), ("", None))[1]
+    for key in DECLARATIONS:
+        value = checkpoint.config.get(key)
+        if value is not None and not isinstance(value, dict):
+            report.add(Finding("config-json", "config.json", "", f"{key} as an object", repr(value)[:80]))
+    if isinstance(found, dict):
+        if isinstance(legacy, dict):
+            report.add(*configs_differ(found, legacy))
+        return found
     return {"quant_method": "modelopt", **legacy} if isinstance(legacy, dict) else {}
 
 
@@ -136,13 +138,21 @@ def _read_manifest(checkpoint: Checkpoint, report: Report) -> Manifest | None:
 
 def _read_index(checkpoint: Checkpoint, report: Report) -> Index | None:
     found = [file for file in checkpoint.files if file.endswith(INDEX_SUFFIX) and "/" not in file]
-    file = INDEX if INDEX in found else found[0] if len(found) == 1 else None
+    alone = (
+        len(found) == 1 and "model.safetensors" not in checkpoint.files
+    )  # else it is a variant's, or left over
+    file = INDEX if INDEX in found else found[0] if alone else None
     if file is None:
         return None
     try:
         value = bounded_json.loads(_read_whole(checkpoint, file, bounded_json.BYTES_MAX))
     except BadJsonError as error:
-        report.add(Finding("index-json", file, "", "JSON", str(error)))
+        what = _what(checkpoint, file)
+        report.add(
+            Finding("not-the-file", file, "", "JSON", what)
+            if what
+            else Finding("index-json", file, "", "JSON", str(error))
+        )
         return None
     except UnreadableError as error:
         report.add(error.finding)

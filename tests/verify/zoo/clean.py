@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import xxhash
 
+from tests.verify.zoo.llama import whole
 from tests.verify.zoo.model import Blob, Model, bf16, block_scales, codes, f32, packed, scales
 
 HIDDEN, EXPERTS, VOCAB = 128, 4, 256
@@ -294,6 +295,6 @@ CLEAN: dict[str, Callable[[], Model]] = {
     maker.__name__: maker
     for maker in (
         nvfp4_parent, mixed_child, deepseek, modelopt_fp8, modelopt_pbwo, compressed_channel, compressed_block,
-        compressed_nvfp4, comfy, plain,
+        compressed_nvfp4, comfy, plain, whole,
     )
 }  # fmt: skip

@@ -78,7 +78,9 @@ class Questions(click.Group):
             said = printable(error.message, MESSAGE_CHARS_MAX)
             if said == error.message:
                 raise
-            ended = click.UsageError(said) if isinstance(error, click.UsageError) else click.ClickException(said)
+            ended = (
+                click.UsageError(said) if isinstance(error, click.UsageError) else click.ClickException(said)
+            )
             ended.exit_code = error.exit_code
             raise ended from None
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from shardmill.verify.formats.forms.gptq import extra_faults
 from shardmill.verify.formats.forms.whole_fp8 import PARTS_MAX
+from shardmill.verify.formats.fused import kind_of
 from shardmill.verify.formats.linear import (
     EXPONENTS,
     EXTRAS,
@@ -40,6 +41,7 @@ __all__ = [
 
 CODE_DTYPES = ("F8_E4M3", "F8_E5M2", "U8", "I8")
 WEIGHTS = ("weight", "weight_packed")
+_WITH_A_SCALE = ("U8", "I8", "I32")
 _ALONE = ("F8_E4M3", "F8_E5M2")  # codes even without a scale
 _FUSED = {"_scale_inv": "weight_scale_inv", "_blocks": "_blocks", "_scales": "_scales"}
 _PARTS = frozenset((*SCALE_DTYPES, *EXTRAS, "qweight", "_blocks"))
@@ -64,6 +66,7 @@ def is_scale(name: str) -> bool:
 def quantized(tensors: Mapping[str, Tensor]) -> dict[str, Linear]:
     """Module -> Linear, of every module that has codes or a scale, in the order of names."""
     parts: dict[str, dict[str, Tensor]] = {}
+    unscaled: list[str] = []
     for name, tensor in tensors.items():
         module, leaf = split_name(name)
         if leaf in _PARTS:
@@ -71,7 +74,19 @@ def quantized(tensors: Mapping[str, Tensor]) -> dict[str, Linear]:
                 parts.setdefault(module, {})[leaf] = tensor
         elif leaf in WEIGHTS and tensor.dtype in _ALONE:
             parts.setdefault(module, {})
+        elif leaf in WEIGHTS and tensor.dtype in _WITH_A_SCALE:
+            unscaled.append(module)
+    _take_bare(parts, unscaled)
     return {module: _linear(module, tensors, parts[module]) for module in sorted(parts)}
+
+
+def _take_bare(parts: dict[str, dict[str, Tensor]], unscaled: list[str]) -> None:
+    """Integers without a scale are codes where a sibling's have one; other tools keep scales under names of their own."""
+    lacking = [module for module in unscaled if module not in parts]
+    kinds = {kind_of(module) for module in parts} if lacking else set()
+    for module in lacking:
+        if kind_of(module) in kinds:
+            parts[module] = {}
 
 
 def _beside_codes(module: str, leaf: str, tensor: Tensor, tensors: Mapping[str, Tensor]) -> bool:
@@ -110,7 +125,7 @@ def _kind(weight: Tensor, scales: Mapping[str, Tensor]) -> str:
         packed = weight.name.endswith("weight_packed")
         return "ct-nvfp4" if packed or "weight_global_scale" in scales else "nvfp4"
     if weight.dtype == "I8":
-        return "other" if grid is None else "mxfp4" if grid.dtype in EXPONENTS else "int8"
+        return "bare" if grid is None else "mxfp4" if grid.dtype in EXPONENTS else "int8"
     if weight.dtype in _ALONE:
         return _fp8_kind(weight, scales)
     return "other"

@@ -81,7 +81,6 @@ class Questions(click.Group):
             ended = (
                 click.UsageError(said) if isinstance(error, click.UsageError) else click.ClickException(said)
             )
-            ended.exit_code = error.exit_code
             raise ended from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -20,6 +20,7 @@ from shardmill.verify.report.histogram import shares
 from shardmill.verify.report.units import SPACE, change, count, human, percent
 from shardmill.verify.rules.findings import printable
 
+CHARS_MAX = 500  # of a text that the manifest gives
 NAMES_SHOWN_MAX = 200  # of dropped and renamed tensors; report.json has them all
 
 
@@ -162,22 +163,20 @@ def breakable(name: str) -> Markup:
     return Markup("<wbr>").join(escape(part) for part in _parts(name))
 
 
-_MARKDOWN = re.compile(r"([\\`*_\[\]<>#|!~&])")
-_PLAIN = re.compile(r"[\w.,:/@+ -]*")
+_MARKDOWN = re.compile(r"([\\`*\[\]|]|(?<!\w)_|_(?!\w)|^[#>+-])")
 
 
 def cell(text: object) -> str:
     """The text as it may stand anywhere in Markdown: one line, no link, no tag, no heading, no end of a cell."""
-    one_line = " ".join(printable(" ".join(str(text).split())).split())
-    return (
-        _MARKDOWN.sub(r"\\\1", one_line).replace("\\<", "&lt;").replace("\\>", "&gt;").replace("\\&", "&amp;")
-    )
+    one_line = " ".join(printable(" ".join(str(text).split()), CHARS_MAX).split())
+    return _MARKDOWN.sub(r"\\\1", one_line).replace("<", "&lt;")
 
 
 def code(text: object) -> str:
-    """The text as a span of code; as escaped text where it holds what could end the span."""
+    """The text as a span of code; as escaped text where it holds what could end the span, or looks like more."""
     plain = str(text)
-    return f"`{plain}`" if plain and _PLAIN.fullmatch(plain) else cell(text)
+    fits = plain and plain.isprintable() and not any(sign in plain for sign in ("`", "<", "]("))
+    return f"`{plain[:CHARS_MAX]}`" if fits else cell(text)
 
 
 def _parts(name: str) -> list[str]:

@@ -68,7 +68,11 @@ def _drafts(names: Names, trunk: Stack) -> Iterator[Finding]:
         or trunk.name.rpartition(".")[2] not in ("layers", "h", "blocks", "layer")
     ):
         return
-    builds = {kinds for number, kinds in trunk.sets.items() if number < layers}
+    inside = [
+        {kind.split(".")[0] for kind in kinds if kind.count(".") > 1}
+        for kinds in {kinds for number, kinds in trunk.sets.items() if number < layers}
+    ]
+    wanted = set.intersection(*inside) if inside else set()  # such as attention and MLP
     for number in beyond:
         kinds = trunk.sets[number]
         parts = {part for part in DRAFT_PARTS if any(kind.startswith(f"{part}.") for kind in kinds)}
@@ -85,10 +89,9 @@ def _drafts(names: Names, trunk: Stack) -> Iterator[Finding]:
                 )
             continue
         absent = ["eh_proj"] if parts and "eh_proj" not in parts else []
-        own = frozenset(kind for kind in kinds if not DRAFT.search(kind))
-        lost = min((build - own for build in builds), key=len, default=frozenset())
-        if absent or (lost and not any(build <= own for build in builds)):
-            said = ", ".join([*absent, *sorted(lost)][:NAMED])
+        lost = sorted(wanted - {kind.split(".")[0] for kind in kinds})
+        if absent or lost:
+            said = ", ".join([*absent, *lost][:NAMED])
             yield Finding("sibling-lacks", file, name, f"{said}, as a whole MTP layer has", "none")
 
 

@@ -21,6 +21,8 @@ from shardmill.verify.rules.findings import Finding, Report
 SIGNATURE = "model.sig"
 IGNORED = (SIGNATURE, ".shardmill", ".cache", ".git", ".gitattributes", ".gitignore")
 
+UNSIGNED_MAX = 100  # files that are named
+
 
 class SigningError(Exception):
     """Signing or checking can't be done here; the text is a sentence for people."""
@@ -60,6 +62,7 @@ def check_signature(folder: Path, public_key: Path) -> Report:
     report = Report("signature")
     if not (folder / SIGNATURE).is_file():
         report.add(Finding("signature-missing", SIGNATURE, "", "a signature", "none"))
+        report.leaves_out("provenance", "there is no signature")
         return report
     try:
         verifier = library.verifying.Config().use_elliptic_key_verifier(public_key=public_key)
@@ -76,9 +79,22 @@ def check_signature(folder: Path, public_key: Path) -> Report:
         report.add(
             Finding("signature-bad", SIGNATURE, "", "the signed files, signed with this key", said[:300])
         )
+    report.add(*_unsigned(folder))
     report.checks("signature")
     report.add(*_provenance_faults(folder, report), *_subject_faults(folder))
     return report
+
+
+def _unsigned(folder: Path) -> list[Finding]:
+    """Files in state folders, which no signature covers, that are not the state that hub clients keep there."""
+    cache = folder / ".cache"
+    own = cache / "huggingface"
+    strangers = [path for path in cache.rglob("*") if not path.is_dir() and not path.is_relative_to(own)]
+    expected = "only the hub client's own records in a folder that is not signed"
+    return [
+        Finding("signature-bad", str(path.relative_to(folder)), "", expected, "an unsigned file")
+        for path in sorted(strangers)[:UNSIGNED_MAX]
+    ]
 
 
 def _subject_faults(folder: Path) -> list[Finding]:

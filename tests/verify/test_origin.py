@@ -91,6 +91,7 @@ def test_a_checkpoint_of_the_zoo_is_named(name: str, words: str) -> None:
     said = " ".join(str(value) for key, value in report.facts.items() if key != "seed")
     if name == "int8":
         assert "no known formula" in said
+        assert [finding.slug for finding in report.findings] == ["origin-unknown"]
         return
     assert words in said
     assert "no known formula" not in said

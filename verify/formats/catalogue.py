@@ -16,19 +16,22 @@ CATALOGUE = "docs/verify-forms.md"
 
 HEAD = """# Which forms are judged, and how deeply
 
-Made from the tables in `verify/formats/` by `python -m shardmill.verify.formats.catalogue`; edit the tables, not this page.
+Made from the tables in `verify/formats/` by `python -m shardmill.verify.formats.catalogue`; edit the tables,
+not this page.
 
-`parts`: the tensors of a weight belong together by name, dtype and shape. `scales`: each is finite and above zero. `codes`: none
-is NaN. `blocks`: no zero scale over live codes, no live scale over codes of zero. `decoded`: codes and scales become numbers,
-held to siblings, to what a network can have, and with a parent to its floats. `origin`: formulas of known tools are computed
-again from the parent, bit for bit. `-` means that there is nothing to judge: every byte is a code, a scale has no blocks.
+`parts`: the tensors of a weight belong together by name, dtype and shape. `scales`: each is finite and above
+zero. `codes`: none is NaN. `blocks`: no zero scale over live codes, no live scale over codes of zero.
+`decoded`: codes and scales become numbers, held to siblings, to what a network can have, and with a parent to
+its floats. `origin`: formulas of known tools are computed again from the parent, bit for bit. `-` means that
+there is nothing to judge: every byte is a code, a scale has no blocks.
 """
 TAIL = """
-Of every form, and of floats: NaN and infinity in tensors that are no codes, whole weights of zeros, stretches of 4 KiB of zeros
-and more, experts of zeros, byte copies of siblings. Scales of an FP8 KV cache (`k_scale`, `v_scale`): finite, above zero, there in
-each layer, declared.
+Of every form, and of floats: NaN and infinity in tensors that are no codes, whole weights of zeros, stretches
+of 4 KiB of zeros and more, experts of zeros, byte copies of siblings. Scales of an FP8 KV cache (`k_scale`,
+`v_scale`): finite, above zero, there in each layer, declared.
 
-Not judged, and said so in every verdict: bitsandbytes (NF4, INT8), MLX, HQQ, GGUF, and whatever else is not in this table.
+Not judged, and said so in every verdict: bitsandbytes (NF4, INT8), MLX, HQQ, GGUF, and whatever else is not in
+this table.
 """
 
 

@@ -1,4 +1,4 @@
-"""What the config claims of a form's numbers, against the tensors: type and bits of codes, columns of a group, targets."""
+"""What the config claims of a form, against the tensors: type and bits of codes, columns of a group, targets."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The arithmetic by which tools turn floats into codes and scales, a row each: what a scale is, what a code is.
 
-Every row gives bits: two formulas that differ in one rounding differ in some block of any weight. Read from the tools' own
-sources (named in `tools`); tests hold the rows to these tools where they are installed. `low` is a rounding to the
-parent's own dtype: tools that compute in BF16 or F16 round every intermediate so.
+Every row gives bits: two formulas that differ in one rounding differ in some block of any weight. Read from
+the tools' own sources (named in `tools`); tests hold the rows to these tools where they are installed. `low`
+is a rounding to the parent's own dtype: tools that compute in BF16 or F16 round every intermediate so.
 """
 
 from __future__ import annotations
@@ -202,8 +202,8 @@ FORMULAS: tuple[Formula, ...] = (
     Formula("FP8, amax times f32(1 / 448), divided", "torch on CUDA, which divides by a number so",
             FP8, lambda s: s.amax * (_f(1) / _f(448)), _divided),
     Formula("FP8, multiplied by 448 / amax in the weight's dtype, its reciprocal stored", "AutoFP8, vLLM's older tools",
-            FP8, lambda s: _f(1) / s.low(_f(448) / s.amax), lambda s, _: e4m3(s.low(s.values * s.low(_f(448) / s.amax))),
-            True),
+            FP8, lambda s: _f(1) / s.low(_f(448) / s.amax), lambda s, _: e4m3(s.low(s.values * s.low(_f(448) /
+            s.amax))), True),
     Formula("FP8, power of two above amax / 448 (ue8m0)", "shardmill ue8m0/1, DeepGEMM, transformers, ModelOpt MXFP8",
             MX8, _one_for_zero(lambda s: _ceil_power(s.amax, 448)), _divided),
     Formula("FP8, power of two nearest to amax / 448", "tools that round log2", MX8,
@@ -265,7 +265,7 @@ def _searched(s: Sample) -> NDArray[np.bool_]:
 
 # Slow or of another kind: asked where no row of the table explains every block.
 PROOFS: tuple[Formula, ...] = (
-    Formula("FP8 that decodes to the parent's BF16 bit for bit", "shardmill recover/1, or the parent was decoded from it",
+    Formula("FP8 that decodes to the parent's BF16 bit for bit", "shardmill recover/1; or a parent decoded from it",
             FP8, lambda s: s.scales, _divided, proves=_decoded),
     Formula("FP8, the best of eight scales from amax / 448", "shardmill mse/1", FP8, lambda s: s.scales, _divided,
             proves=_searched),

@@ -79,7 +79,8 @@ def can_decode(linear: Linear) -> bool:
         return False
     if linear.kind == "int-pack" and not linear.extras.keys() <= {"weight_shape"}:
         return False
-    if not set(grid.dtype.split()) <= set(form.scale_dtypes):
+    others = [linear.scales[leaf] for leaf in form.needs[1:]]
+    if grid.dtype not in form.scale_dtypes or not all(o.dtype == "F32" and ones(o.shape) for o in others):
         return False
     return len(linear.shape) >= 2 and 0 < linear.shape[-1] <= COLUMNS_MAX and linear.shape[-2] > 0
 

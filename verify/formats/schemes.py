@@ -81,7 +81,7 @@ def quantized(tensors: Mapping[str, Tensor]) -> dict[str, Linear]:
 
 
 def _take_bare(parts: dict[str, dict[str, Tensor]], unscaled: list[str]) -> None:
-    """Integers without a scale are codes where a sibling's have one; other tools keep scales under names of their own."""
+    """Integers without a scale are codes where a sibling's have one; other tools name scales in ways of their own."""
     lacking = [module for module in unscaled if module not in parts]
     kinds = {kind_of(module) for module in parts} if lacking else set()
     for module in lacking:
@@ -139,8 +139,8 @@ def _words_kind(weight: Tensor, scale: Tensor | None) -> str:
 
 
 def _fp8_kind(weight: Tensor, scales: Mapping[str, Tensor]) -> str:
-    for leaf, kind in (("scale_weight", "comfy-fp8"), ("qscale_weight", "mistral-fp8")):
-        if leaf in scales:
+    for own, kind in (("scale_weight", "comfy-fp8"), ("qscale_weight", "mistral-fp8")):
+        if own in scales:
             return kind
     leaf = next((leaf for leaf in GRIDS if leaf in scales), None)
     if leaf is None:

@@ -1,8 +1,8 @@
 """What the bytes of codes and scales may be, looked at strip by strip.
 
 E4M3 codes: no NaN (0x7F, 0xFF). E5M2 codes: neither NaN nor infinity. Scales in a float dtype: finite and above zero.
-E4M3 block scales: no NaN and no sign; zero is legal there (a zero block). E8M0 scales: no NaN (0xFF). GPTQ and AWQ scales:
-finite and not zero. Floats that are no codes: neither NaN nor infinity; masks may be infinite.
+E4M3 block scales: no NaN and no sign; zero is legal there (a zero block). E8M0 scales: no NaN (0xFF). GPTQ and
+AWQ scales: finite and not zero. Floats that are no codes: neither NaN nor infinity; masks may be infinite.
 Each row of the table has a quick test that runs at memory speed; only strips that fail it are looked at closely.
 """
 

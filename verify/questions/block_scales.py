@@ -1,7 +1,7 @@
 """Blocks and their scales held together: no zero scale over live codes, no live scale over codes of zero.
 
-The first decodes to nothing what was something; the second is a hole in the codes, or scales of other weights. Only weights
-in which the pass over the bytes saw a zero scale or a block of zeros are read again.
+The first decodes to nothing what was something; the second is a hole in the codes, or scales of other weights.
+Only weights in which the pass over the bytes saw a zero scale or a block of zeros are read again.
 
 Tools give a block of zeros a scale of their own, one of ZERO_BLOCK_SCALES or one far from its neighbours.
 """
@@ -64,7 +64,7 @@ def _of(matrix: Matrix, opened: OpenFiles) -> Iterator[Finding]:
     assert linear is not None
     assert linear.grid is not None
     grid = linear.grid
-    rows, cols = matrix.shape
+    cols = matrix.shape[1]
     if matrix.block[0] * cols > ROW_ELEMENTS_MAX or (
         len(linear.shape) > 2 and linear.shape[-2] % matrix.block[0]
     ):

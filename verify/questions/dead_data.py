@@ -1,7 +1,7 @@
 """Dead data: weights of zeros, stretches of zero bytes, experts that never answer. No manifest vouches for them.
 
-What is honest: norms and biases of zeros (zero-centred norms are published so), rows of zeros that begin and end as rows
-do and are a small part of the weight (padded vocabularies, reserved tokens, padded widths).
+What is honest: norms and biases of zeros (zero-centred norms are published so), rows of zeros that begin and
+end as rows do and are a small part of the weight (padded vocabularies, reserved tokens, padded widths).
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _stretches(tensor: Tensor, runs: tuple[Run, ...]) -> Iterator[Finding]:
         return
     begin, end = max(runs, key=lambda run: run[1] - run[0])
     got = (
-        f"{zero_bytes(runs):,} of {tensor.bytes:,} bytes in {len(runs)} stretches; the longest is {end - begin:,} bytes "
+        f"{zero_bytes(runs):,} of {tensor.bytes:,} bytes in {len(runs)} stretches; the longest has {end - begin:,} "
         f"from byte {begin:,} of the tensor, row {begin // row:,}"
     )
     yield Finding("zero-hole", tensor.file, tensor.name, "no stretch of zero bytes", got)

@@ -1,7 +1,7 @@
 """How large weights are once decoded: the root mean square of a few rows of each, quantized or not.
 
-Every weight is looked at where there are up to WEIGHTS_MAX; of more, a spread of each kind. Rows come from the middle of four
-quarters, so that no single block speaks for a weight.
+Every weight is looked at where there are up to WEIGHTS_MAX; of more, a spread of each kind. Rows come from the
+middle of four quarters, so that no single block speaks for a weight.
 """
 
 from __future__ import annotations

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardmill.verify.formats.linear import Linear
 from shardmill.verify.formats.matrices import OpenFiles
@@ -35,7 +37,7 @@ def index_faults(checkpoint: Checkpoint, linears: Mapping[str, Linear]) -> Itera
                     )
 
 
-def _groups(linear: Linear, tensor: Tensor, values: np.ndarray) -> Iterator[Finding]:  # type: ignore[type-arg]
+def _groups(linear: Linear, tensor: Tensor, values: NDArray[np.integer[Any]]) -> Iterator[Finding]:
     """Numbers of groups; a table of which most are none is of another meaning, and named without an alarm."""
     grid = linear.grid
     if grid is None or len(grid.shape) != 2:
@@ -50,7 +52,7 @@ def _groups(linear: Linear, tensor: Tensor, values: np.ndarray) -> Iterator[Find
     yield Finding(slug, tensor.file, tensor.name, f"0 to {groups - 1}", got)
 
 
-def _shape(linear: Linear, tensor: Tensor, values: np.ndarray) -> Iterator[Finding]:  # type: ignore[type-arg]
+def _shape(linear: Linear, tensor: Tensor, values: NDArray[np.integer[Any]]) -> Iterator[Finding]:
     assert linear.weight is not None
     rows, words = (*linear.weight.shape, 0, 0)[:2]
     fits = (

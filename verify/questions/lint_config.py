@@ -76,7 +76,7 @@ def _number(config: Mapping[str, Any], *keys: str) -> int:
 
 
 def _decodes_to_its_shape(names: Names, linear: Linear | None, tensor: Tensor) -> bool:
-    """Whether the header alone shows how many columns a weight has: not of bytes of no known form, nor of packed INT8."""
+    """Whether the header alone shows a weight's columns: not of bytes of no known form, nor of packed INT8."""
     if linear is None or linear.weight is None:
         return tensor.dtype in FLOATS
     return linear.kind not in ("other", "bare") and not (

@@ -1,7 +1,9 @@
-"""Which tool made it? The formula that gives every sampled block from the parent, bit for bit, or the best and its share.
+"""Which tool made it? The formula that gives every sampled block from the parent, bit for bit, or the best and
+its share.
 
-Blocks of every quantized weight are drawn, each known formula is computed on the parent's values, and scale and codes are
-compared as bits. A checkpoint whose codes were chosen with data (GPTQ, AWQ, AutoRound) fits no formula, nor does an altered one.
+Blocks of every quantized weight are drawn, each known formula is computed on the parent's values, and scale
+and codes are compared as bits. A checkpoint whose codes were chosen with data (GPTQ, AWQ, AutoRound) fits no
+formula, nor does an altered one.
 """
 
 from __future__ import annotations

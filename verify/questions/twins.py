@@ -1,6 +1,7 @@
 """Weights that are byte copies of their siblings: an expert or a layer that was written twice.
 
-The pass over the data keeps a digest of each weight's first bytes; only where these are equal, the weights are read again.
+The pass over the data keeps a digest of each weight's first bytes; only where these are equal, the weights are
+read again.
 """
 
 from __future__ import annotations

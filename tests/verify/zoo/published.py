@@ -16,7 +16,7 @@ from tests.verify.zoo.model import Blob, Model
 
 HIDDEN, WIDE, VOCAB, LAYERS, EXPERTS, HEADS, KV = 128, 256, 256, 3, 2, 4, 2
 OTHERS = {
-    "tokenizer.json": b'{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "added_tokens": []}',
+    "tokenizer.json": b'{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}',
     "tokenizer_config.json": b'{"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": "{{ messages }}"}',
     "generation_config.json": b'{"eos_token_id": 2}',
 }
@@ -54,7 +54,8 @@ def config(moe: bool, quantization: Mapping[str, Any] | None, **more: Any) -> di
     value: dict[str, Any] = {
         "architectures": ["Qwen3MoeForCausalLM" if moe else "LlamaForCausalLM"],
         "model_type": "qwen3_moe" if moe else "llama", "hidden_size": HIDDEN, "intermediate_size": WIDE,
-        "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KV, "head_dim": HIDDEN // HEADS,
+        "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KV,
+              "head_dim": HIDDEN // HEADS,
         "vocab_size": VOCAB, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "eos_token_id": 2,
     }  # fmt: skip
     if moe:
@@ -109,7 +110,8 @@ def ct(form: str, weights: Mapping[str, Any], inputs: Any = None, **more: Any) -
         "input_activations": inputs,
     }
     return {
-        "quant_method": "compressed-tensors", "format": form, "quantization_status": "compressed", "ignore": ["lm_head"],
+        "quant_method": "compressed-tensors", "format": form, "quantization_status": "compressed",
+              "ignore": ["lm_head"],
         "config_groups": {"group_0": {**group, "format": form}}, "kv_cache_scheme": None, **more,
     }  # fmt: skip
 
@@ -217,8 +219,10 @@ OSS = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_
                                                          "model.embed_tokens", "lm_head"]}  # fmt: skip
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": False, "sym": True}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "version": "gemm"}
-NV = {"group_size": 16, "config_groups": {"group_0": {"targets": ["Linear"], "weights": floats(4, "group", group_size=16),
-                                                        "input_activations": floats(4, "group", group_size=16)}}}  # fmt: skip
+NV = {"group_size": 16, "config_groups": {"group_0": {"targets": ["Linear"],
+                                                      "weights": floats(4, "group", group_size=16),
+                                                        "input_activations": floats(4, "group",
+              group_size=16)}}}  # fmt: skip
 GATES = tuple(f"model.layers.{n}.mlp.gate" for n in range(LAYERS))
 
 PUBLISHED: tuple[Published, ...] = (
@@ -229,18 +233,23 @@ PUBLISHED: tuple[Published, ...] = (
     Published("bf16 tied", "Llama-3.2-1B", e.plain(), None, change=_tied),
     Published("bf16 zero-centred norms", "Gemma", e.plain(), None, change=_zero_norms),
     Published("bf16 padded vocabulary", "OPT, Qwen2", e.plain(), None, change=_padded),
-    Published("odd dtypes and a mask of infinities", "GPT-2's buffers, CLIP's logit_scale", e.plain(), None, change=_odd_dtypes),
+    Published("odd dtypes and a mask of infinities", "GPT-2's buffers, CLIP's logit_scale", e.plain(), None,
+              change=_odd_dtypes),
     Published("block fp8", "DeepSeek-V3", e.block_fp8(), FP8_128),
-    Published("block fp8 moe", "Qwen3-MoE-FP8", e.block_fp8(), {**FP8_128, "modules_to_not_convert": ["lm_head", *GATES]}, True),
+    Published("block fp8 moe", "Qwen3-MoE-FP8", e.block_fp8(), {**FP8_128, "modules_to_not_convert": ["lm_head",
+              *GATES]}, True),
     Published("block fp8 bf16 scales", "Qwen3-8B-FP8", e.block_fp8(dtype="BF16"), FP8_128),
-    Published("block fp8 f32 powers of two", "DeepSeek-V3.1", e.block_fp8(dtype="F8_E8M0"), {**FP8_128, "scale_fmt": "ue8m0"}),
+    Published("block fp8 f32 powers of two", "DeepSeek-V3.1", e.block_fp8(dtype="F8_E8M0"), {**FP8_128,
+              "scale_fmt": "ue8m0"}),
     Published("block fp8 u8 exponents", "vLLM's raw UE8M0", e.block_fp8(dtype="U8"), FP8_128),
     Published("block fp8 of 64", "transformers", e.block_fp8(64), {**FP8, "weight_block_size": [64, 64]}),
-    Published("block fp8 .scale", "DeepSeek-V4", e.block_fp8(leaf="scale", dtype="F8_E8M0"), {**FP8_128, "scale_fmt": "ue8m0"}),
+    Published("block fp8 .scale", "DeepSeek-V4", e.block_fp8(leaf="scale", dtype="F8_E8M0"), {**FP8_128,
+              "scale_fmt": "ue8m0"}),
     Published("block fp8 .scale of 32", "DeepSeek-V4.1", e.block_fp8(32, "scale", "F8_E8M0"),
               {**FP8, "weight_block_size": [32, 32], "scale_fmt": "ue8m0"}),
     Published("deepseek v4", "DeepSeek-V4-Flash", e.block_fp8(leaf="scale", dtype="F8_E8M0"),
-              {**FP8_128, "scale_fmt": "ue8m0", "modules_to_not_convert": ["lm_head", *GATES]}, True, change=_deepseek_v4),
+              {**FP8_128, "scale_fmt": "ue8m0", "modules_to_not_convert": ["lm_head", *GATES]}, True,
+              change=_deepseek_v4),
     Published("ct block", "llm-compressor FP8_BLOCK", e.block_fp8(leaf="weight_scale", dtype="BF16"),
               ct("float-quantized", floats(8, "block", block_structure=[128, 128]), TOKEN)),
     Published("modelopt pb_wo", "ModelOpt FP8_PB_WO", e.block_of_rank_4, modelopt("FP8_PB_WO")),
@@ -254,17 +263,20 @@ PUBLISHED: tuple[Published, ...] = (
     Published("fp8 scalar scale_inv", "Ministral-3, Devstral-2",
               e.tensor_fp8("weight_scale_inv", "BF16", inputs="activation_scale"),
               {**FP8, "activation_scheme": "static", "weight_block_size": None, "modules_to_not_convert": ["lm_head"]}),
-    Published("fp8 [1, 1] scale_inv", "transformers, weight_block_size None", e.tensor_fp8("weight_scale_inv", shape=(1, 1)),
+    Published("fp8 [1, 1] scale_inv", "transformers, weight_block_size None", e.tensor_fp8("weight_scale_inv",
+              shape=(1, 1)),
               {**FP8, "weight_block_size": None, "modules_to_not_convert": ["lm_head"]}),
     Published("fp8 channel", "llm-compressor FP8_DYNAMIC", e.channel_fp8("BF16"),
               ct("float-quantized", floats(8, "channel"), TOKEN)),
     Published("fp8 channel tied", "llm-compressor on Llama-3.2-1B", e.channel_fp8("BF16"),
               ct("float-quantized", floats(8, "channel"), TOKEN), change=_tied),
-    Published("fp8 channel [R]", "ModelOpt per channel", e.channel_fp8(flat=True), modelopt("FP8_PER_CHANNEL_PER_TOKEN")),
+    Published("fp8 channel [R]", "ModelOpt per channel", e.channel_fp8(flat=True),
+              modelopt("FP8_PER_CHANNEL_PER_TOKEN")),
     Published("fbgemm", "Llama-3.1-405B-FP8", e.channel_fp8(bound=True),
               {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]}),
     Published("quark fp8", "AMD Quark", e.tensor_fp8(inputs="input_scale"),
-              {"quant_method": "quark", "exclude": ["lm_head"], "global_quant_config": {"weight": {"dtype": "fp8_e4m3"}}}),
+              {"quant_method": "quark", "exclude": ["lm_head"],
+              "global_quant_config": {"weight": {"dtype": "fp8_e4m3"}}}),
     Published("mxfp8 u8", "ModelOpt MXFP8", e.mxfp8("U8"), modelopt("MXFP8")),
     Published("mxfp8 tied", "ModelOpt MXFP8, tied", e.mxfp8("U8"), modelopt("MXFP8"), change=_tied),
     Published("mxfp8 e8m0", "llm-compressor MXFP8", e.mxfp8("F8_E8M0"),
@@ -284,11 +296,14 @@ PUBLISHED: tuple[Published, ...] = (
     Published("ct nvfp4 w4a4", "llm-compressor NVFP4", e.nvfp4(True, True),
               ct("nvfp4-pack-quantized", floats(4, "tensor_group", group_size=16),
                  floats(4, "tensor_group", group_size=16, dynamic="local"))),
-    Published("int8", "llm-compressor W8A8", e.int8(), ct("int-quantized", ints(8, "channel"), {**TOKEN, "type": "int"})),
+    Published("int8", "llm-compressor W8A8", e.int8(), ct("int-quantized", ints(8, "channel"), {**TOKEN,
+              "type": "int"})),
     Published("int8 tensor", "llm-compressor INT8", e.int8("tensor"), ct("int-quantized", ints(8, "tensor"))),
     Published("int4 of 32", "Kimi-K2-Thinking", e.packed(32), ct("pack-quantized", ints(4, "group", group_size=32))),
-    Published("int4 of 128", "llm-compressor W4A16", e.packed(128), ct("pack-quantized", ints(4, "group", group_size=128))),
-    Published("int4 channel", "llm-compressor W4A16 per channel", e.packed(0), ct("pack-quantized", ints(4, "channel"))),
+    Published("int4 of 128", "llm-compressor W4A16", e.packed(128), ct("pack-quantized", ints(4, "group",
+              group_size=128))),
+    Published("int4 channel", "llm-compressor W4A16 per channel", e.packed(0), ct("pack-quantized", ints(4,
+              "channel"))),
     Published("int8 packed", "llm-compressor W8A16", e.packed(0, 8), ct("pack-quantized", ints(8, "channel"))),
     Published("gptq", "TheBloke's GPTQ", e.gptq(), GPTQ, more={"torch_dtype": "float16"}),
     Published("gptq act order", "GPTQModel", e.gptq(shuffled=True), {**GPTQ, "desc_act": True}),

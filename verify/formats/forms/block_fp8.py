@@ -2,12 +2,13 @@
 
 | name | published by | scale |
 |---|---|---|
-| `weight_scale_inv` | DeepSeek-V3, Qwen, GLM, MiniMax; transformers | F32 or BF16 [ceil(R/r), ceil(C/c)]; F8_E8M0 or U8 for powers of two |
+| `weight_scale_inv` | DeepSeek-V3, Qwen, GLM | F32, BF16, F8_E8M0 or U8 [ceil(R/r), ceil(C/c)] |
 | `scale` | DeepSeek-V4 | F8_E8M0, the same grid; blocks of [128, 128] or [32, 32] |
 | `weight_scale` of rank 2 | compressed-tensors (FP8_BLOCK) | BF16 or F32 |
 | `weight_scale` of rank 4 | ModelOpt (FP8_PB_WO) | F32 [row blocks, 1, column blocks, 1] |
 
-`weight_scale_inv` is DeepSeek's historical name: the number multiplies. Banks of experts have leading axes, alike in both.
+`weight_scale_inv` is DeepSeek's historical name: the number multiplies. Banks of experts have leading axes,
+alike in both.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 | kind | `qweight` I32 | `qzeros` I32 | `scales` | `g_idx` |
 |---|---|---|---|---|
-| gptq | [C * bits / 32, R], inputs packed | [groups, R * bits / 32] | F16 [groups, R] | I32 [C]: the group of each input |
+| gptq | [C * bits / 32, R], inputs packed | [groups, R * bits / 32] | F16 [groups, R] | I32 [C]: groups |
 | awq | [C, R * bits / 32], outputs packed | [groups, R * bits / 32] | F16 [groups, R] | none |
 
 A scale may be negative (AutoRound writes such), never zero. GPTQ of the old layout stores the zero less one.

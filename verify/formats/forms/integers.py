@@ -3,7 +3,7 @@
 | kind | codes | scale | zero point |
 |---|---|---|---|
 | int8 | `weight` I8 [R, C] | `weight_scale` [R, 1], [R], [] or [R, C/g] | none |
-| int-pack | `weight_packed` I32 [R, C * bits / 32], code + 2^(bits - 1) | `weight_scale` [R, 1] or [R, C/g] | `weight_zero_point`, packed |
+| int-pack | `weight_packed` I32 [R, C * bits / 32] | `weight_scale` [R, C/g] | `weight_zero_point`, packed |
 
 `weight_shape` I64 [2] holds R and C; `weight_g_idx` I32 [C] the group of each column, where they were reordered.
 """

@@ -2,8 +2,8 @@
 
 | kind | published by | scale |
 |---|---|---|
-| fp8-tensor | ModelOpt FP8, AutoFP8, compressed-tensors, Quark | `weight_scale` [] or [1] |
-| fp8-tensor | Mistral (Ministral-3, Devstral-2), transformers | `weight_scale_inv` BF16 [] or [1, 1], `activation_scale` |
+| fp8-tensor | ModelOpt, AutoFP8, Quark | `weight_scale` [] or [1] |
+| fp8-tensor | Ministral-3, transformers | `weight_scale_inv` BF16 [] or [1, 1], `activation_scale` |
 | fp8-channel | llm-compressor, ModelOpt, fbgemm | `weight_scale` [R, 1] or [R]; fbgemm adds `input_scale_ub` |
 | fp8-parts | fused modules with one scale a part | `weight_scale` [n], n below 9: where a part ends is not said |
 | comfy-fp8 | ComfyUI | `scale_weight` [] |
@@ -38,7 +38,7 @@ def _any(linear: Linear, scale: Tensor) -> str:
 _PER_TENSOR = "`weight` F8_E4M3 [R, C]; "
 FORMS = (
     Form("fp8-tensor", "FP8 per tensor", "ModelOpt, AutoFP8, llm-compressor, Quark, Mistral, transformers",
-         _PER_TENSOR + "`weight_scale` or `weight_scale_inv` of one number", ("weight_scale",), FLOATS, _one, e4m3, 0.05, 0x7E),
+         _PER_TENSOR + "`weight_scale` or `weight_scale_inv` []", ("weight_scale",), FLOATS, _one, e4m3, 0.05, 0x7E),
     Form("fp8-channel", "FP8 per channel", "llm-compressor, ModelOpt, fbgemm",
          _PER_TENSOR + "`weight_scale` [R, 1] or [R]", ("weight_scale",), FLOATS, _row, e4m3, 0.05, 0x7E),
     Form("fp8-parts", "FP8 with one scale a fused part", "vLLM's older tools",

@@ -65,7 +65,7 @@ def roundtrip_command(
     usual = Limits()
     limits = Limits(
         {**usual.error, "fp8": usual.error["fp8"] if max_error is None else max_error},
-        usual.cosine if min_cosine is None else min_cosine,
+        cosine=usual.cosine if min_cosine is None else min_cosine,
     )
     source, origin = source_at(place), source_at(parent)
     with Bar() as bar:

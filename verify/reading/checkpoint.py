@@ -224,14 +224,14 @@ def _read_header(checkpoint: Checkpoint, file: str, left: Left, report: Report) 
             limit = f"at most {TENSORS_MAX:,} tensors in all files"
             raise UnreadableError(Finding("header-limit", file, "", limit, "more"))
     except UnreadableError as error:
-        what = _what(checkpoint, file) if error.finding.rule.id < "SM014" else ""
+        what = _what(checkpoint, file, text=True) if error.finding.rule.id < "SM014" else ""
         report.add(Finding("not-the-file", file, "", "a safetensors file", what) if what else error.finding)
         return None
     report.add(*header.findings)
     return header
 
 
-def _what(checkpoint: Checkpoint, file: str) -> str:
+def _what(checkpoint: Checkpoint, file: str, text: bool = False) -> str:
     """What stands in place of a safetensors file, where its first bytes say it."""
     try:
         size = checkpoint.files[file]

@@ -62,6 +62,13 @@ def what_it_is(head: bytes) -> str:
     return ""
 
 
+def text_of(head: bytes) -> str:
+    """`a text: 'Invalid username'` where the first bytes are plain words, such as a server's refusal."""
+    words = head[:60].decode("ascii", "replace")
+    plain = len(words) > 8 and all(letter.isprintable() or letter.isspace() for letter in words)
+    return f"a text: {words.split(chr(10))[0]!r}" if plain and "\ufffd" not in words else ""
+
+
 def folder_is(files: Mapping[str, int]) -> str:
     """What a folder without safetensors of its own is, as one sentence; "" where nothing is known of it."""
     top = [file for file in files if "/" not in file]

@@ -23,6 +23,7 @@ class Architecture:
     renames: Renames = ()
     bank: str = ""  # experts as one module of two stacked parameters, "" where there are none
     bank_biased: bool = False  # its FP8 form is refused
+    subclassed: tuple[str, ...] = ()  # of `linears`, those of a subclass of torch.nn.Linear, which `fp8` leaves alone
     draft: str = ""  # prefix of layers that it drops: those of the draft model
 
     def name(self, published: str) -> str:
@@ -115,7 +116,10 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     ),
     Architecture(("gpt_oss",), _decoder(*ATTENTION), bank=BANK, bank_biased=True),
     Architecture(
-        ("gemma3",), (*_decoder(*ATTENTION, *MLP, prefix="model.language_model."), *SIGLIP), LLAVA
+        ("gemma3",),
+        (*_decoder(*ATTENTION, *MLP, prefix="model.language_model."), *SIGLIP),
+        LLAVA,
+        subclassed=("model.vision_tower.head.attention.out_proj",),
     ),
     Architecture(
         ("mistral3",),

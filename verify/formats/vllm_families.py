@@ -104,7 +104,7 @@ FAMILIES: tuple[Family, ...] = (
     _family(
         "minimax_m2", rows=(*_GQA, *_W_MOE, *same("raw", "raw", "block_sparse_moe.e_score_correction_bias"))
     ),
-    _family("qwen3_moe", rows=(*_GQA, *_MLP, *_MOE)),
+    _family("qwen3_moe", rows=(*_GQA, *_MLP, *_MOE[:-1], *_config("mlp.gate"))),
     _family(
         "qwen2_moe",
         rows=(*_GQA, *_MLP, *_MOE, *_shared("shared_expert"), *same("float", "float", "mlp.shared_expert_gate")),

@@ -141,7 +141,7 @@ def _hold_fp8(
         excluded = _by_should_convert([row.name(f"{name}.").removesuffix(".") for name in listed])
     held = Held()
     for part in parts:
-        if excluded(part.module):
+        if part.module in row.subclassed or excluded(part.module):
             _drop_scales(held, part, "modules_to_not_convert hits it under its name in memory")
             held.weights[part.parameter()] = "float"
             continue

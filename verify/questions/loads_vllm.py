@@ -7,7 +7,7 @@ ships and vLLM with our runtime patch, which alone knows FP8_BLOCK.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -123,6 +123,28 @@ def family_of(checkpoint: Checkpoint) -> Family | None:
     return next((family for family in FAMILIES if kind in family.types), None)
 
 
+def float_modules(checkpoint: Checkpoint) -> Callable[[str], bool]:
+    """Whether a module of the checkpoint is one that vLLM builds without a quantization config, listed or not."""
+    family = family_of(checkpoint)
+    if family is None:
+        return lambda _: False
+    loader = Loader(family, False, None, _trunk_layers(checkpoint), NameList.read(None))
+    tables = _tables(family)
+
+    def built_float(module: str) -> bool:
+        found = _place(f"{module}.weight", loader, *tables)
+        return found is not None and found[0].stock == found[0].patched == "float"
+
+    return built_float
+
+
+def _tables(family: Family) -> tuple[dict[str, Row], dict[str, Row], dict[str, Row]]:
+    """The rows by name: of a layer, of a vision block, of the top."""
+    layer, block, top = ({row.name: row for row in rows} for rows in
+                         (family.layer_rows, family.block_rows, family.top_rows))  # fmt: skip
+    return layer, block, top
+
+
 def _known(declared: Declaration) -> bool:
     """Whether `_resolve` follows the declaration: ModelOpt's, `fp8` in blocks or by tensor, compressed-tensors' FP8."""
     if declared.method == "compressed-tensors":
@@ -147,9 +169,7 @@ def _trunk_layers(checkpoint: Checkpoint) -> int:
 
 def assign(checkpoint: Checkpoint, loader: Loader) -> tuple[list[ModuleInput], list[Finding]]:
     """Every tensor to its module; the ones that no module takes."""
-    rows = {row.name: row for row in loader.family.layer_rows}
-    blocks = {row.name: row for row in loader.family.block_rows}
-    tops = {row.name: row for row in loader.family.top_rows}
+    rows, blocks, tops = _tables(loader.family)
     takers: dict[str, ModuleInput] = {}
     homeless: list[Finding] = []
     for tensor in checkpoint.tensors.values():

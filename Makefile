@@ -136,7 +136,7 @@ $(VLLM_TEST)/libcuda.so.1: tests/runtime_patch/vllm/stub_driver.c
 $(VLLM_TEST)/site: tests/runtime_patch/vllm/fake_platform.py
 	@mkdir -p $@/fake_platform-0.1.dist-info
 	@printf 'Metadata-Version: 2.1\nName: fake_platform\nVersion: 0.1\n' > $@/fake_platform-0.1.dist-info/METADATA
-	@printf '[vllm.platform_plugins]\nfake = tests.runtime_patch.vllm.fake_platform:entry\n' > $@/fake_platform-0.1.dist-info/entry_points.txt
+	@printf '[vllm.platform_plugins]\nfake = tests.runtime_patch.vllm.fake_platform:entry\n[vllm.general_plugins]\nfake = tests.runtime_patch.vllm.fake_platform:prepare\n' > $@/fake_platform-0.1.dist-info/entry_points.txt
 
 ACCEPT    := .venv-accept/bin/python
 

@@ -67,21 +67,23 @@ def bytes_a_token(_: Shape, preset: Preset, plan: KvPlan) -> tuple[float, float]
     return exact, exact
 
 
-def _gqa(layers: int, kv_heads: int, head_dim: int = 128, **more: Any) -> dict[str, Any]:
-    base = {"num_hidden_layers": layers, "num_key_value_heads": kv_heads, "head_dim": head_dim}
+def _gqa(
+    layers: int, kv_heads: int, head_dim: int = 128, kind: str = "qwen3", **more: Any
+) -> dict[str, Any]:
+    base = {"model_type": kind, "num_hidden_layers": layers, "num_key_value_heads": kv_heads, "head_dim": head_dim}
     return {**base, "num_attention_heads": 64, "hidden_size": 4096, "vocab_size": 151_936, **more}
 
 
 def _delta_net(layers: int, kv_heads: int, value_heads: int) -> dict[str, Any]:
     linear = {"linear_num_key_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
-    return _gqa(
-        layers, kv_heads, 256, full_attention_interval=4, linear_num_value_heads=value_heads, **linear
-    )
+    interval = {"full_attention_interval": 4, "linear_num_value_heads": value_heads}
+    return _gqa(layers, kv_heads, 256, "qwen3_next", **interval, **linear)
 
 
 KIMI_LINEAR = _gqa(
     27,
     32,
+    kind="kimi_linear",
     kv_lora_rank=512,
     qk_rope_head_dim=64,
     linear_attn_config={
@@ -93,6 +95,7 @@ KIMI_LINEAR = _gqa(
 GLM_5_2 = _gqa(
     78,
     64,
+    kind="glm_moe_dsa",
     kv_lora_rank=512,
     qk_rope_head_dim=64,
     index_topk=2048,
@@ -103,6 +106,7 @@ GLM_5_2 = _gqa(
 GLM_5_3_FLASH = _gqa(
     45,
     64,
+    kind="glm5_next_text",
     kv_lora_rank=512,
     qk_rope_head_dim=0,
     index_topk=2048,

@@ -49,7 +49,7 @@ def read_facts(source: Source) -> Facts:
     report.add(*structure_faults(checkpoint))
     errors = [finding for finding in report.worst_first() if finding.severity is Severity.ERROR]
     if errors:
-        first = f"{errors[0].rule.title} ({errors[0].file})"
+        first = f"{errors[0].rule.sentence} ({errors[0].file})"
         raise ConfigError(
             f"{source.where}: {len(errors):,} errors in its files, the first: {first} fit would count too few weights; "
             "see shardmill verify integrity"

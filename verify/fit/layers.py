@@ -56,7 +56,9 @@ def keeps_checkpoint(layer: Linear, preset: Preset) -> bool:
     """Whether prefill writes states at block boundaries: FlashKDA does, and FlashInfer's kernel for a delta net."""
     if not preset.prefix_caching:
         return False
-    return layer.kernel == "delta net" or (layer.bounded_gate and preset.kda_backend == "flashkda")
+    if layer.kernel == "delta net":
+        return preset.gdn_backend == "flashinfer"
+    return layer.bounded_gate and preset.kda_backend == "flashkda"
 
 
 def state_blocks(layer: Linear, preset: Preset) -> int:

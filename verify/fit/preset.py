@@ -18,6 +18,7 @@ ROW_BYTES: Mapping[str, int] = {"stock": 656, "8888": 528, "8666": 444, "6666f":
 COUNT_MAX = 1 << 40
 KV_DTYPES = ("auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla")
 KDA_BACKENDS = ("flashkda", "triton")
+GDN_BACKENDS = ("flashinfer", "triton")
 STATE_BYTES: Mapping[str, int] = {"auto": 4, "float32": 4, "bfloat16": 2}
 
 
@@ -39,6 +40,7 @@ class Preset:
     kv_dtype: str = "auto"
     prefix_caching: bool = True
     kda_backend: str = "flashkda"
+    gdn_backend: str = "flashinfer"
     draft_tokens: int = 0
     captures: tuple[int, ...] = (1,)
     images: int = 0
@@ -58,7 +60,7 @@ class Preset:
             ("max_num_batched_tokens", self.batched_tokens),
         ):
             if not 1 <= value <= COUNT_MAX:
-                raise PresetError(f"{self.name}: {field} must be 1 to {COUNT_MAX:,}, got {value}")
+                raise PresetError(f"{self.name}: {field} must be at least 1 and at most {COUNT_MAX:,}, got {value}")
         for field, value in (("num_speculative_tokens", self.draft_tokens), ("image", self.images)):
             if not 0 <= value <= COUNT_MAX:
                 raise PresetError(f"{self.name}: {field} must be 0 to {COUNT_MAX:,}, got {value}")
@@ -69,6 +71,7 @@ class Preset:
         _one_of(self.name, "kv_cache_dtype", self.kv_dtype, KV_DTYPES)
         _one_of(self.name, "rung", self.rung, ROW_BYTES)
         _one_of(self.name, "kda_prefill_backend", self.kda_backend, KDA_BACKENDS)
+        _one_of(self.name, "gdn_prefill_backend", self.gdn_backend, GDN_BACKENDS)
         _one_of(self.name, "mamba_ssm_cache_dtype", self.state_dtype, STATE_BYTES)
 
     @property
@@ -119,6 +122,7 @@ def read_preset(path: Path) -> Preset:
         kv_dtype=str(serve.get("kv_cache_dtype", "auto")),
         prefix_caching=bool(serve.get("enable_prefix_caching", True)),
         kda_backend=str(serve.get("kda_prefill_backend", "flashkda")),
+        gdn_backend=str(serve.get("gdn_prefill_backend", "flashinfer")),
         draft_tokens=_integer(path, _table(path, serve, "speculative"), "num_speculative_tokens", 0),
         captures=_captures(path, serve),
         images=_integer(path, _table(path, serve, "limit_mm_per_prompt"), "image", 0),

@@ -127,6 +127,10 @@ GLM_5_3_FLASH_SERVED = {
 }
 
 
+# The Qwen3.5 line's config.json asks for f32 states, and vLLM's releases of that time kept no prefill checkpoint.
+OLDER_DELTA_NET: Mapping[str, Any] = {"state_dtype": "float32", "gdn_backend": "triton"}
+
+
 def _old_columns(_: Shape, preset: Preset, plan: KvPlan) -> tuple[float, float]:
     """Until early 2026 vLLM logged (blocks // groups) x tokens a block, here for a pool printed as 2.30 GiB."""
     tokens = plan.groups[0][0].block_tokens
@@ -172,7 +176,7 @@ BOOTS: tuple[Boot, ...] = (
         567_978,
         "noonghunna/club-3090#612",
         _delta_net(40, 2, 32),
-        Preset("fp8", max_model_len=131_072, kv_dtype="fp8", kda_backend="triton"),
+        Preset("fp8", max_model_len=131_072, kv_dtype="fp8", **OLDER_DELTA_NET),
         pool_tokens(5.98),
     ),
     Boot(
@@ -182,7 +186,7 @@ BOOTS: tuple[Boot, ...] = (
         302_921,
         "mitchross/talos-argocd-proxmox#1995",
         _delta_net(64, 4, 48),
-        Preset("fp8", tensor_parallel=2, max_model_len=131_072, kv_dtype="fp8", kda_backend="triton"),
+        Preset("fp8", tensor_parallel=2, max_model_len=131_072, kv_dtype="fp8", **OLDER_DELTA_NET),
         pool_tokens(4.99),
     ),
     Boot(
@@ -192,7 +196,7 @@ BOOTS: tuple[Boot, ...] = (
         1568,
         "mitchross/talos-argocd-proxmox#1995",
         _delta_net(64, 4, 48),
-        Preset("fp8", tensor_parallel=2, max_model_len=131_072, kv_dtype="fp8", kda_backend="triton"),
+        Preset("fp8", tensor_parallel=2, max_model_len=131_072, kv_dtype="fp8", **OLDER_DELTA_NET),
         tokens_a_block,
     ),
     Boot(

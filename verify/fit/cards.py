@@ -40,6 +40,9 @@ CARDS: dict[str, Card] = {
     "h100": Card(
         "H100, 80 GB", int(79.2 * GIB), int((79.2 - CONTEXT_GIB) * GIB), "total and context are guesses", 90
     ),
+    "b200": Card(
+        "B200, 180 GB", int(179.0 * GIB), int((179.0 - CONTEXT_GIB) * GIB), "total and context are guesses", 100
+    ),
 }
 
 

@@ -13,6 +13,7 @@ from shardmill.verify.fit import show
 from shardmill.verify.fit.answer import Answer, Rung, judge, ladder
 from shardmill.verify.fit.bootlog import LogError, compare, read_log
 from shardmill.verify.fit.cards import CARDS, Card, custom_card
+from shardmill.verify.fit.layers import check_planned
 from shardmill.verify.fit.headers import Facts, read_facts
 from shardmill.verify.fit.preset import (
     KDA_BACKENDS,
@@ -113,6 +114,7 @@ def fit(
     )
     try:
         facts = read_facts(source_at(place))
+        check_planned(facts.shape, preset)
         _check_length(facts, preset)
         answer = _judge(facts, preset, card)
         lines = _lines(facts, answer, with_ladder, log, as_json)

@@ -68,6 +68,16 @@ def state_blocks(layer: Linear, preset: Preset) -> int:
     return 2 + preset.draft_tokens + keeps_checkpoint(layer, preset)
 
 
+def check_planned(shape: Shape, preset: Preset) -> None:
+    """Raises ConfigError for a model and card whose plan is not known to equal vLLM's."""
+    sparse = shape.sparse
+    if sparse is not None and sparse.pool > 1 and preset.sm != 120 and preset.kv_dtype != "fp8_ds_mla":
+        raise ConfigError(
+            f"config.json: pooled sparse layers are planned on SM{preset.sm} with kv_cache_dtype fp8_ds_mla alone, "
+            f"which vLLM takes with --attention-backend FLASHMLA_SPARSE; the preset says {preset.kv_dtype!r}"
+        )
+
+
 def plan_layers(shape: Shape, preset: Preset) -> list[LayerCache]:
     """The cache of every layer that a rank holds, draft layers included where the preset drafts."""
     layers = [*shape.layers, *(shape.draft_layers if preset.draft_tokens else ())]
@@ -132,13 +142,23 @@ def _sparse_caches(layer: SparseMla, preset: Preset, tokens: int) -> list[LayerC
     """Latent rows, pooled index and, with pooling, the ring of raw keys and gates of the open pool."""
     row = row_bytes(layer, preset)
     entry = layer.index_dim + layer.index_dim // INDEX_SCALE_TOKENS * 4
-    caches = [LayerCache("paged", tokens * row, tokens, stride_bytes=SPARSE_PAGE_ROWS * row)]
+    caches = [LayerCache("paged", tokens * row, tokens, stride_bytes=_row_stride(layer, preset) * row or 1)]
     if layer.has_index:
-        stride = max(INDEX_PAGE_STATES[preset.sm]) * entry
+        stride = max(INDEX_PAGE_STATES[preset.sm]) * entry if layer.pool > 1 else 1
         caches.append(LayerCache("paged", tokens // layer.pool * entry, tokens, stride_bytes=stride))
     if layer.pool > 1:
         caches.append(_ring(layer, preset))
     return caches
+
+
+def _row_stride(layer: SparseMla, preset: Preset) -> int:
+    """Rows at whose multiples blocks start, by the backend that vLLM prefers; 0: anywhere.
+
+    The kernels of SM120, and those of pooled layers, view the pool as pages of 64 rows; FlashAttention's as rows.
+    """
+    if preset.sm == 120 or layer.pool > 1:
+        return SPARSE_PAGE_ROWS
+    return 0 if _is_fp8(layer, preset) else 1
 
 
 def _ring(layer: SparseMla, preset: Preset) -> LayerCache:

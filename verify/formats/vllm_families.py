@@ -65,6 +65,7 @@ def _family(
     top: tuple[Row, ...] | None = None,
     blocks: Mapping[str, str] | None = None,
     block_rows: tuple[Row, ...] = (),
+    unknown: tuple[str, ...] = (),
 ) -> Family:
     return Family(
         types=types,
@@ -74,6 +75,7 @@ def _family(
         top_rows=top or _top("model.", "lm_head", "model.", "lm_head"),
         blocks=blocks or {},
         block_rows=block_rows,
+        unknown=unknown,
     )
 
 
@@ -84,11 +86,6 @@ def _top(prefix: str, head: str, runtime: str, runtime_head: str) -> tuple[Row, 
         Row(f"{prefix}norm", f"{runtime}norm", "", "float", "float"),
     )
 
-
-_QWEN_VISION_TOP = tuple(
-    Row(f"{{}}{name}", f"visual.{name}", "", holds, holds)
-    for name, holds in (("patch_embed.proj", "float"), ("merger.ln_q", "float"), ("merger.norm", "float"))
-)
 
 FAMILIES: tuple[Family, ...] = (
     GLM5_NEXT,
@@ -127,5 +124,26 @@ FAMILIES: tuple[Family, ...] = (
             Row("block_sparse_moe.output_linear", "block_sparse_moe.experts.w2", "", "config", "config"),
             Row("block_sparse_moe.router.layer", "block_sparse_moe.gate", "", "float", "float"),
         ),
+    ),
+    _family(
+        "gemma3",
+        rows=(*_GQA, *_MLP),
+        layers={"language_model.model.layers.": "language_model.model.layers."},
+        top=_top("language_model.model.", "lm_head", "language_model.model.", "language_model.lm_head"),
+        unknown=("vision_tower.", "multi_modal_projector."),
+    ),
+    _family(
+        "qwen2_5_vl",
+        rows=(*_GQA, *_MLP),
+        layers={"model.layers.": "language_model.model.layers."},
+        top=_top("model.", "lm_head", "language_model.model.", "language_model.lm_head"),
+        unknown=("visual.",),
+    ),
+    _family(
+        "qwen3_vl",
+        rows=(*_GQA, *_MLP),
+        layers={"model.language_model.layers.": "language_model.model.layers."},
+        top=_top("model.language_model.", "lm_head", "language_model.model.", "language_model.lm_head"),
+        unknown=("model.visual.",),
     ),
 )

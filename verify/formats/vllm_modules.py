@@ -40,6 +40,7 @@ class Family:
     top_rows: tuple[Row, ...]
     blocks: Mapping[str, str]  # prefix of numbered vision blocks -> vLLM's
     block_rows: tuple[Row, ...]
+    unknown: tuple[str, ...] = ()  # prefixes of towers that no row describes
 
 
 def same(holds: Holds, patched: Holds, *names: str) -> tuple[Row, ...]:

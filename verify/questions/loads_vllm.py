@@ -96,6 +96,23 @@ class Loader:
 
 def add(checkpoint: Checkpoint, runtime: str | None, report: Report) -> None:
     """Adds what vLLM would say. Raises UnaskedError where no table holds the architecture or its declaration."""
+    loader = _loader(checkpoint, runtime)
+    report.facts["runtime"] = f"{NAME} with the runtime patch" if loader.patched else f"{NAME} as it ships"
+    takers, homeless = assign(checkpoint, loader)
+    report.add(*homeless)
+    towers = sum(name.startswith(loader.family.unknown) for name in checkpoint.tensors)
+    if towers:
+        report.leaves_out(f"{NAME}: towers", f"no table of the modules that take {towers:,} tensors of the vision tower")
+    verdicts: dict[str, int] = {}
+    for module, (verdict, findings) in _verdicts(takers, loader):
+        report.add(*findings)
+        key = f"{kind_of(module)}: {verdict}"
+        verdicts[key] = verdicts.get(key, 0) + 1
+    report.add(*_group_sizes(loader))
+    report.facts["modules"] = {key: verdicts[key] for key in sorted(verdicts)}
+
+
+def _loader(checkpoint: Checkpoint, runtime: str | None) -> Loader:
     declared = declaration(checkpoint.quantization)[0] if checkpoint.quantization else None
     family = family_of(checkpoint)
     if family is None:
@@ -104,18 +121,19 @@ def add(checkpoint: Checkpoint, runtime: str | None, report: Report) -> None:
     if declared is not None and not _known(declared):
         raise UnaskedError(f"no table of what {NAME} makes of quant_method {declared.method[:60]!r}")
     patched = runtime == "patched" or (runtime is None and _needs_patch(declared))
-    loader = Loader(family, patched, declared, _trunk_layers(checkpoint), NameList.read(declared))
-    report.facts["runtime"] = f"{NAME} with the runtime patch" if patched else f"{NAME} as it ships"
-    takers, homeless = assign(checkpoint, loader)
-    report.add(*homeless)
-    verdicts: dict[str, int] = {}
-    for module_input in takers:
-        verdict, findings = judge(module_input, loader)
-        report.add(*findings)
-        key = f"{kind_of(module_input.module)}: {verdict}"
-        verdicts[key] = verdicts.get(key, 0) + 1
-    report.add(*_group_sizes(loader))
-    report.facts["modules"] = {key: verdicts[key] for key in sorted(verdicts)}
+    return Loader(family, patched, declared, _trunk_layers(checkpoint), NameList.read(declared))
+
+
+def _verdicts(
+    takers: list[ModuleInput], loader: Loader
+) -> Iterator[tuple[str, tuple[str, list[Finding]]]]:
+    return ((module_input.module, judge(module_input, loader)) for module_input in takers)
+
+
+def modules(checkpoint: Checkpoint, runtime: str | None = None) -> dict[str, str]:
+    """Module of vLLM -> what it becomes: "float", a kind such as "FP8 [128,128]", "refused" or "garbage"."""
+    loader = _loader(checkpoint, runtime)
+    return {module: word for module, (word, _) in _verdicts(assign(checkpoint, loader)[0], loader)}
 
 
 def family_of(checkpoint: Checkpoint) -> Family | None:
@@ -173,7 +191,7 @@ def assign(checkpoint: Checkpoint, loader: Loader) -> tuple[list[ModuleInput], l
     takers: dict[str, ModuleInput] = {}
     homeless: list[Finding] = []
     for tensor in checkpoint.tensors.values():
-        if PASSED_OVER.search(tensor.name):
+        if PASSED_OVER.search(tensor.name) or tensor.name.startswith(loader.family.unknown):
             continue
         found = _place(tensor.name, loader, rows, blocks, tops)
         if found is None:
@@ -272,7 +290,20 @@ def _judge_config(
             return "refused", [_refuses(module_input, kinds, expected)]
     if len(set(kinds.values())) > 1:
         return "refused", [_refuses(module_input, kinds, "one treatment of all parts")]
+    block = loader.declared.block if loader.declared is not None else None
+    if block is not None and algo in ("fp8", "fp8-grid") and not _divides(module_input, block):
+        return "refused", [_refuses(module_input, kinds, f"rows of fused parts in multiples of {block[0]}")]
     return next(iter(kinds.values())), []
+
+
+def _divides(module_input: ModuleInput, block: tuple[int, int]) -> bool:
+    """Whether no block spans two parts: of a fused Linear all but the last must divide, of experts all and w2's columns."""
+    weights = [leaves["weight"] for leaves in module_input.parts.values() if "weight" in leaves]
+    if ".experts." not in module_input.module:
+        return all(weight.shape[0] % block[0] == 0 for weight in weights[:-1])
+    if module_input.module.endswith(".w2"):
+        return weights[0].shape[-1] % block[1] == 0
+    return all(weight.shape[-2] % block[0] == 0 for weight in weights)
 
 
 def _resolve(module_input: ModuleInput, loader: Loader) -> tuple[str, str]:

@@ -30,6 +30,14 @@ def prepare() -> None:
     triton_utils.triton.Config = TritonConfig
     properties = SimpleNamespace(multi_processor_count=COMPUTE_UNITS, total_memory=MEMORY_BYTES, name=NAMES[CAPABILITY.major])
     torch.cuda.get_device_properties = lambda *_: properties  # FlashInfer's backends ask while they are built
+    torch.cuda.Stream = torch.cuda.Event = NoStream
+
+
+class NoStream:
+    """A stream or an event of the card: made with a model, used in a forward alone."""
+
+    def __init__(self, *_, **__):
+        pass
 
 
 class TritonConfig:

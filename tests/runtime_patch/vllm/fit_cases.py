@@ -1,4 +1,4 @@
-"""200 random models and flags over the families that `verify fit` plans, as config.json spells them.
+"""224 random models and flags over the families that `verify fit` plans, as config.json spells them.
 
 Sizes that memory does not look at are small, so that the real classes are built in seconds on the meta device.
 """
@@ -238,16 +238,60 @@ FAMILIES: dict[str, Callable[[random.Random], Config]] = {
     "qwen3_next": _qwen3_next,
     "kimi_linear": _kimi_linear,
 }
-DRAFTED = ("glm5_next", "deepseek_v3", "deepseek_v32")  # families whose draft layers the probe builds too
+
+
+def _glm_moe_dsa(rng: random.Random) -> Config:
+    index = {"index_n_heads": 32, "index_head_dim": 128, "index_topk": 2048, "num_nextn_predict_layers": 1}
+    return _deepseek("glm_moe_dsa", "GlmMoeDsaForCausalLM", rng, **index, index_topk_freq=rng.choice([1, 4]))
+
+
+def _wrapped(kind: str, arch: str, text: Config, vision: Config, **more: Any) -> Config:
+    inner = {key: value for key, value in text.items() if key != "architectures"}
+    top = {"model_type": kind, "architectures": [arch], "dtype": "bfloat16", "tie_word_embeddings": False}
+    return {**top, "text_config": inner, "vision_config": vision, **more}
+
+
+def _gemma3_vl(rng: random.Random) -> Config:
+    vision = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision |= {"model_type": "siglip_vision_model", "image_size": 56, "patch_size": 14}
+    return _wrapped("gemma3", "Gemma3ForConditionalGeneration", _gemma3(rng), vision, mm_tokens_per_image=4)
+
+
+def _qwen_vl(kind: str, arch: str, text: Config) -> Config:
+    vision = {"depth": 1, "hidden_size": 128, "intermediate_size": 256, "num_heads": 2, "out_hidden_size": 256}
+    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [text["head_dim"] // 2 - 32, 16, 16]}
+    text |= {"rope_scaling": rope, "rope_theta": 1e6}
+    return _wrapped(kind, arch, text, vision, image_token_id=5, video_token_id=6, vision_start_token_id=7)
+
+
+def _qwen2_5_vl(rng: random.Random) -> Config:
+    text = _gqa("qwen2_5_vl_text", "", rng)
+    text |= {"hidden_size": text["num_attention_heads"] * text["head_dim"]}
+    return _qwen_vl("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", text)
+
+
+def _qwen3_vl(rng: random.Random) -> Config:
+    return _qwen_vl("qwen3_vl", "Qwen3VLForConditionalGeneration", _gqa("qwen3_vl_text", "", rng))
+
+
+EXTRA: dict[str, Callable[[random.Random], Config]] = {
+    "glm_moe_dsa": _glm_moe_dsa,
+    "gemma3": _gemma3_vl,
+    "qwen2_5_vl": _qwen2_5_vl,
+    "qwen3_vl": _qwen3_vl,
+}
+EXTRA_CASES = 24
+DRAFTED = ("glm5_next", "deepseek_v3", "deepseek_v32", "glm_moe_dsa")  # families whose draft layers the probe builds too
 
 
 def random_case(index: int) -> dict[str, Any]:
     """Case `index`: a family in turn, a card in turn, and flags of its own."""
     rng = random.Random(f"fit {index}")
-    names = list(FAMILIES)
+    families = FAMILIES if index < CASES else EXTRA
+    names = list(families)
     family = names[index % len(names)]
     sm = list(CARDS)[(index // len(names) + index) % len(CARDS)]
-    config = FAMILIES[family](rng)
+    config = families[family](rng)
     preset = Preset(
         "random",
         max_model_len=rng.choice(LENGTHS),
@@ -266,4 +310,4 @@ def random_case(index: int) -> dict[str, Any]:
 
 
 def cases() -> list[dict[str, Any]]:
-    return [random_case(i) for i in range(CASES)]
+    return [random_case(i) for i in range(CASES + EXTRA_CASES)]

@@ -27,7 +27,7 @@ ALL = Windows(0)
 # model_type of the text model -> its windows.
 FAMILIES: Mapping[str, Windows] = {
     **dict.fromkeys(("llama", "qwen2", "qwen3", "qwen3_moe", "mixtral", "granite", "seed_oss", "smollm3"), NONE),
-    **dict.fromkeys(("glm4_moe",), NONE),
+    **dict.fromkeys(("glm4_moe", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3_vl_text"), NONE),
     "mistral": ALL,
     "gemma2": Windows(2, window=4096),
     "gemma3_text": Windows(6, "sliding_window_pattern", 4096),
@@ -39,10 +39,10 @@ FAMILIES: Mapping[str, Windows] = {
 }
 
 # Their classes know no head_dim: heads divide the hidden size, whatever config.json says beside.
-WITHOUT_HEAD_DIM = ("qwen2",)
+WITHOUT_HEAD_DIM = ("qwen2", "qwen2_5_vl", "qwen2_5_vl_text")
 
 # model_type of a wrapper whose language model has the only cache; its own type is that of text_config.
-WRAPPERS = ("glm5_next", "gemma3", "mistral3", "qwen2_5_vl", "qwen3_vl")
+WRAPPERS = ("glm5_next", "gemma3", "qwen2_5_vl", "qwen3_vl")
 
 # Keys that a known model_type does not have: with one of them the model is another than the row describes.
 FOREIGN: Mapping[str, str] = {

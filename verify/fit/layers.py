@@ -28,8 +28,8 @@ def row_bytes(layer: Mla | SparseMla, preset: Preset) -> int:
 
 
 def _has_rungs(layer: SparseMla, preset: Preset) -> bool:
-    """Pooled layers on SM90 and SM100 go to FlashInfer's plain FP8 rows, unless the packed form is asked for by name."""
-    return layer.pool == 1 or preset.sm == 120 or preset.kv_dtype == "fp8_ds_mla"
+    """SM100, and SM90 for pooled layers, have FlashInfer's plain FP8 rows, unless the packed form is asked for by name."""
+    return preset.sm == 120 or preset.kv_dtype == "fp8_ds_mla" or (preset.sm == 90 and layer.pool == 1)
 
 
 def _is_fp8(layer: Layer, preset: Preset) -> bool:
@@ -154,11 +154,14 @@ def _sparse_caches(layer: SparseMla, preset: Preset, tokens: int) -> list[LayerC
 def _row_stride(layer: SparseMla, preset: Preset) -> int:
     """Rows at whose multiples blocks start, by the backend that vLLM prefers; 0: anywhere.
 
-    The kernels of SM120, and those of pooled layers, view the pool as pages of 64 rows; FlashAttention's as rows.
+    The kernels of SM120, and those of pooled layers, view the pool as pages of 64 rows; FlashInfer's of SM100 as pages
+    of 32, FlashAttention's as rows.
     """
     if preset.sm == 120 or layer.pool > 1:
         return SPARSE_PAGE_ROWS
-    return 0 if _is_fp8(layer, preset) else 1
+    if not _is_fp8(layer, preset):
+        return 1
+    return 32 if preset.sm == 100 else 0
 
 
 def _ring(layer: SparseMla, preset: Preset) -> LayerCache:

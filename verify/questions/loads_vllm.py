@@ -342,8 +342,11 @@ def _excluded(own: str, module: str, loader: Loader, declared: Declaration) -> b
             return not loader.excluded.banks.isdisjoint((f"{bank}.experts", f"{own.partition('.experts')[0]}.experts"))
         return any(loader.excluded.hits(name, regex=False) for name in (own, shard, module))
     if declared.method == "compressed-tensors":
-        if ".experts." in module:  # the first expert speaks for its bank
-            own, shard = (_EXPERT.sub("0", name) for name in (own, shard))
+        bank, experts, _ = module.partition(".experts.")
+        if experts:  # the first expert speaks for its bank; stacked ones are asked for as if they were single
+            part = own.rpartition(".")[2] if ".experts." in own else "gate_proj"
+            front = own.partition(".experts.")[0] if ".experts." in own else bank
+            own, shard = f"{front}.experts.0.{part}", f"{bank}.experts.0.{part}"
         return loader.excluded.hits(own, regex=False) or any(
             loader.excluded.hits(name, regex=True) for name in (shard, module)
         )

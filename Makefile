@@ -116,8 +116,8 @@ vllm-test: .venv-vllm/.ready $(VLLM_TEST)/libcuda.so.1 $(VLLM_TEST)/site ## the 
 
 LOADERS   := .venv-loaders/bin/python
 
-loaders-test: .venv-loaders/.ready ## what transformers holds of our builds, bit for bit: 2 GB, a minute
-	$(LOADERS) -m pytest tests/pipeline/profiles/test_loaders.py
+loaders-test: .venv-loaders/.ready ## what transformers holds of our builds, bit for bit, and what verify loads says of it: 2 GB, minutes
+	$(LOADERS) -m pytest tests/pipeline/profiles/test_loaders.py tests/verify/loaders
 
 .venv-loaders/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-loaders

@@ -1,4 +1,4 @@
-"""224 random models and flags over the families that `verify fit` plans, as config.json spells them.
+"""240 random models and flags over the families that `verify fit` plans, as config.json spells them.
 
 Sizes that memory does not look at are small, so that the real classes are built in seconds on the meta device.
 """
@@ -280,17 +280,19 @@ EXTRA: dict[str, Callable[[random.Random], Config]] = {
     "qwen2_5_vl": _qwen2_5_vl,
     "qwen3_vl": _qwen3_vl,
 }
+POOLED = {"glm5_next": glm_config}
 EXTRA_CASES = 24
+POOLED_CASES = 16  # of GLM-5.3-Flash on SM120, with the rows of every rung
 DRAFTED = ("glm5_next", "deepseek_v3", "deepseek_v32", "glm_moe_dsa")  # families whose draft layers the probe builds too
 
 
 def random_case(index: int) -> dict[str, Any]:
     """Case `index`: a family in turn, a card in turn, and flags of its own."""
     rng = random.Random(f"fit {index}")
-    families = FAMILIES if index < CASES else EXTRA
+    families = FAMILIES if index < CASES else EXTRA if index < CASES + EXTRA_CASES else POOLED
     names = list(families)
     family = names[index % len(names)]
-    sm = list(CARDS)[(index // len(names) + index) % len(CARDS)]
+    sm = list(CARDS)[(index // len(names) + index) % len(CARDS)] if families is not POOLED else 120
     config = families[family](rng)
     preset = Preset(
         "random",
@@ -310,4 +312,4 @@ def random_case(index: int) -> dict[str, Any]:
 
 
 def cases() -> list[dict[str, Any]]:
-    return [random_case(i) for i in range(CASES + EXTRA_CASES)]
+    return [random_case(i) for i in range(CASES + EXTRA_CASES + POOLED_CASES)]

@@ -13,6 +13,12 @@ from shardmill.verify.reading.checkpoint import open_checkpoint
 from shardmill.verify.reading.source import Folder
 from shardmill.verify.rules.findings import Report, Severity
 
+# Architectures of both tables, those with experts first: vLLM makes its expert groups with the first model.
+KINDS = (
+    *("mixtral", "qwen3_moe", "qwen2_moe", "qwen3_next", "deepseek_v3", "deepseek_v2", "glm4_moe", "minimax_m2"),
+    *("granitemoe", "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text", "cohere2", "granite"),
+    *("olmo2", "smollm3", "seed_oss", "glm4", "gemma3", "qwen2_5_vl", "qwen3_vl"),
+)
 CODES = ("float8_e4m3fn", "uint8")
 COMPUTED = re.compile(r"\.attn\.\w+$")  # scales of the KV cache, which have a default
 _EXPERT = re.compile(r"\.experts\.\d+\.")

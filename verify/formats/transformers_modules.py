@@ -24,6 +24,7 @@ class Architecture:
     bank: str = ""  # experts as one module of two stacked parameters, "" where there are none
     bank_biased: bool = False  # its FP8 form is refused
     subclassed: tuple[str, ...] = ()  # of `linears`, those of a subclass of torch.nn.Linear, which `fp8` leaves alone
+    kept: tuple[str, ...] = ()  # ends of names that the class keeps in F32, which `fp8` then excludes, listed or not
     draft: str = ""  # prefix of layers that it drops: those of the draft model
 
     def name(self, published: str) -> str:
@@ -47,6 +48,7 @@ MLA = (
     "self_attn.kv_b_proj",
     "self_attn.o_proj",
 )
+INDEXER = tuple(f"self_attn.indexer.{part}" for part in ("wq_b", "wk", "weights_proj"))
 SHARED = tuple(f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down"))
 SHARED_GATED = (*(f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")), "mlp.shared_expert_gate")
 DELTA_NET = tuple(f"linear_attn.{part}" for part in ("in_proj_qkvz", "in_proj_ba", "out_proj"))
@@ -102,6 +104,13 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture(("qwen3_next",), _decoder(*ATTENTION, *DELTA_NET, *MLP, *SHARED_GATED), bank=BANK, draft="mtp."),
     Architecture(
         ("deepseek_v2", "deepseek_v3", "kimi_k2"), _decoder(*MLA, *MLP, *SHARED), bank=BANK, draft="model.layers."
+    ),
+    Architecture(
+        ("deepseek_v32", "glm_moe_dsa"),
+        _decoder(*MLA, *INDEXER, *MLP, *SHARED),
+        bank=BANK,
+        kept=("indexer.weights_proj",),
+        draft="model.layers.",
     ),
     Architecture(("glm4_moe",), _decoder(*ATTENTION, *MLP, *SHARED), bank=BANK, draft="model.layers."),
     Architecture(

@@ -130,7 +130,7 @@ GLM5_NEXT = Family(
 )
 
 DEEPSEEK_V3 = Family(
-    types=("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2"),
+    types=("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa"),
     layers={"model.layers.": "model.layers."},
     draft="model.layers.",
     layer_rows=(
@@ -145,7 +145,8 @@ DEEPSEEK_V3 = Family(
             "self_attn.kv_a_layernorm",
             "self_attn.indexer.k_norm",
         ),
-        *same("float", "float", "self_attn.indexer.wk", "self_attn.indexer.weights_proj"),
+        *same("dequant", "dequant", "self_attn.indexer.wk"),
+        *same("float", "float", "self_attn.indexer.weights_proj"),
         *_MOE,
         *_MTP,
     ),

@@ -136,9 +136,10 @@ def _hold_fp8(
 ) -> Held:
     listed = _names(quantization, "modules_to_not_convert")
     if listed is None:
-        excluded: Matches = _by_should_convert(["lm_head", "model.embed_tokens", "model.language_model.embed_tokens"])
+        listed = ["lm_head", "model.embed_tokens", "model.language_model.embed_tokens"]
     else:
-        excluded = _by_should_convert([row.name(f"{name}.").removesuffix(".") for name in listed])
+        listed = [row.name(f"{name}.").removesuffix(".") for name in listed]
+    excluded = _by_should_convert([*listed, *row.kept])
     held = Held()
     for part in parts:
         if part.module in row.subclassed or excluded(part.module):

@@ -73,6 +73,11 @@ ARCHITECTURES: dict[str, Config] = {
 }
 
 
+INDEXER = {"index_n_heads": 4, "index_head_dim": 128, "index_topk": 64}
+# Architectures of one model each, after the others.
+LATER: dict[str, Config] = {"deepseek_v32": {**DEEPSEEK, **INDEXER}, "glm_moe_dsa": {**DEEPSEEK, **INDEXER}}
+
+
 def sizes(rng: random.Random) -> Config:
     """Sizes that the formats can hold: rows and columns in multiples of 64, some not of 128."""
     heads = rng.choice([4, 8])
@@ -90,7 +95,7 @@ def sizes(rng: random.Random) -> Config:
 
 def config_of(kind: str, rng: random.Random) -> Config:
     """The config of one random model, whose class transformers knows by `model_type`."""
-    own = dict(ARCHITECTURES[kind])
+    own = dict((ARCHITECTURES | LATER)[kind])
     tied = own.pop("tied", False) or rng.random() < 0.3
     text, vision, more = own.pop("text", None), own.pop("vision", None), own.pop("more", {})
     base = {**sizes(rng), **own}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tests.verify.loaders.architectures import ARCHITECTURES, Config, config_of
+from tests.verify.loaders.architectures import ARCHITECTURES, LATER, Config, config_of
 
 MODELS = 40
 PROFILES = {"fp8": "modules_to_not_convert", "compressed-tensors": "ignore"}
@@ -34,10 +34,9 @@ class Edit:
 
 
 def models() -> Iterator[tuple[str, Config]]:
-    """40 random configs: every architecture once, then again from the first on."""
+    """42 random configs: every architecture once, then again from the first on, and the later ones."""
     kinds = list(ARCHITECTURES)
-    for i in range(MODELS):
-        kind = kinds[i % len(kinds)]
+    for i, kind in enumerate([*(kinds[i % len(kinds)] for i in range(MODELS)), *LATER]):
         yield f"{i:02d}-{kind}", config_of(kind, random.Random(f"loads {i}"))
 
 

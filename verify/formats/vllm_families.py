@@ -129,7 +129,10 @@ FAMILIES: tuple[Family, ...] = (
         "gemma3",
         rows=(*_GQA, *_MLP),
         layers={"language_model.model.layers.": "language_model.model.layers."},
-        top=_top("language_model.model.", "lm_head", "language_model.model.", "language_model.lm_head"),
+        top=(
+            *_top("language_model.model.", "lm_head", "language_model.model.", "language_model.lm_head"),
+            Row("language_model.lm_head", "language_model.lm_head", "", "vocab", "vocab"),
+        ),
         unknown=("vision_tower.", "multi_modal_projector."),
     ),
     _family(

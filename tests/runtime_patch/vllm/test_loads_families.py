@@ -23,9 +23,10 @@ FOLDERS = [f"{kind}-{profile}-{edit.name.replace(' ', '-')}" for kind in KINDS f
 def make(home: Path) -> None:
     """Every architecture under every profile, with its exclusion list as built and emptied."""
     for kind in KINDS:
-        config = config_of(kind, random.Random(kind)) | {"tie_word_embeddings": False, "num_key_value_heads": 4}
+        own = {"tie_word_embeddings": kind.startswith("gemma"), "num_key_value_heads": 4}  # Gemma knows no head of its own
+        config = config_of(kind, random.Random(kind)) | own
         if "text_config" in config:
-            config["text_config"] |= {"tie_word_embeddings": False, "num_key_value_heads": 4}
+            config["text_config"] |= own
         parent = save(config, home / kind, seed=1)
         for profile in PROFILES:
             for edit in EDITS:

@@ -16,7 +16,6 @@ from tests.verify.zoo.clean import mixed_child, nvfp4_parent
 from tests.verify.zoo.loading import _keep_b, _six
 from tests.verify.zoo.model import Model, codes, f32, scales
 
-
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
 
 
@@ -104,12 +103,19 @@ H = 7168
 
 
 def _deepseek(kept: Iterable[str] = ()) -> tuple[Tensors, dict[str, object]]:
-    """Names, dtypes and shapes of a layer of DeepSeek-V3 as published: kv_a of 576 rows in 5 blocks, lm_head in BF16."""
+    """A layer of DeepSeek-V3 as published, without its data: kv_a of 576 rows in 5 blocks, lm_head in BF16."""
     at = "model.layers.0."
-    coded = {"self_attn.q_a_proj": (1536, H), "self_attn.q_b_proj": (24576, 1536), "self_attn.kv_b_proj": (32768, 512)}
+    coded = {
+        "self_attn.q_a_proj": (1536, H),
+        "self_attn.q_b_proj": (24576, 1536),
+        "self_attn.kv_b_proj": (32768, 512),
+    }
     coded |= {"self_attn.kv_a_proj_with_mqa": (576, H), "self_attn.o_proj": (H, 16384)}
     coded |= {"mlp.gate_proj": (18432, H), "mlp.up_proj": (18432, H), "mlp.down_proj": (H, 18432)}
-    tensors: Tensors = {"model.embed_tokens.weight": ("BF16", (129280, H)), "lm_head.weight": ("BF16", (129280, H))}
+    tensors: Tensors = {
+        "model.embed_tokens.weight": ("BF16", (129280, H)),
+        "lm_head.weight": ("BF16", (129280, H)),
+    }
     tensors |= {"model.norm.weight": ("BF16", (H,)), f"{at}self_attn.kv_a_layernorm.weight": ("BF16", (512,))}
     for name, (rows, columns) in coded.items():
         if name in kept:
@@ -164,7 +170,10 @@ def _gemma(ignore: list[str]) -> tuple[Tensors, dict[str, object]]:
     layer = "language_model.model.layers.0."
     tower = "vision_tower.vision_model.encoder.layers.0.mlp.fc1"
     tensors: Tensors = {"language_model.model.embed_tokens.weight": ("BF16", (512, 256))}
-    tensors |= {f"{tower}.weight": ("BF16", (256, 128)), f"{layer}mlp.down_proj.weight": ("F8_E4M3", (256, 512))}
+    tensors |= {
+        f"{tower}.weight": ("BF16", (256, 128)),
+        f"{layer}mlp.down_proj.weight": ("F8_E4M3", (256, 512)),
+    }
     tensors[f"{layer}mlp.down_proj.weight_scale"] = ("BF16", (2, 4))
     weights = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]}
     group = {"targets": ["Linear"], "weights": weights}
@@ -191,7 +200,10 @@ def test_a_bank_listed_under_its_published_name_alone_is_found_in_both_loaders(t
     """GraniteMoE: what the file calls input_linear is block_sparse_moe.experts in memory."""
     at = "model.layers.0.block_sparse_moe."
     tensors: Tensors = {f"{at}input_linear.weight": ("BF16", (4, 512, 256))}
-    tensors |= {f"{at}output_linear.weight": ("BF16", (4, 256, 256)), f"{at}router.layer.weight": ("BF16", (4, 256))}
+    tensors |= {
+        f"{at}output_linear.weight": ("BF16", (4, 256, 256)),
+        f"{at}router.layer.weight": ("BF16", (4, 256)),
+    }
     quantization = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
     quantization["modules_to_not_convert"] = ["lm_head", f"{at}input_linear", f"{at}output_linear"]  # type: ignore[assignment]
     config = {"model_type": "granitemoe", "num_hidden_layers": 1, "quantization_config": quantization}

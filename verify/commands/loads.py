@@ -10,7 +10,9 @@ from shardmill.verify.questions.loads import LOADERS, RUNTIMES, loads
 
 @click.command("loads")
 @click.argument("place", metavar="DIR")
-@click.option("--loader", type=click.Choice(LOADERS), help="Of one loader alone.  [default: all with a table]")
+@click.option(
+    "--loader", type=click.Choice(LOADERS), help="Of one loader alone.  [default: all with a table]"
+)
 @click.option(
     "--runtime",
     type=click.Choice(RUNTIMES),

@@ -36,12 +36,18 @@ CARDS: dict[str, Card] = {
         int(93.89 * GIB),
         "measured by others: published card",
     ),
-    "h200": Card("H200, 141 GB", int(139.8 * GIB), int((139.8 - CONTEXT_GIB) * GIB), "context is a guess", 90),
+    "h200": Card(
+        "H200, 141 GB", int(139.8 * GIB), int((139.8 - CONTEXT_GIB) * GIB), "context is a guess", 90
+    ),
     "h100": Card(
         "H100, 80 GB", int(79.2 * GIB), int((79.2 - CONTEXT_GIB) * GIB), "total and context are guesses", 90
     ),
     "b200": Card(
-        "B200, 180 GB", int(179.0 * GIB), int((179.0 - CONTEXT_GIB) * GIB), "total and context are guesses", 100
+        "B200, 180 GB",
+        int(179.0 * GIB),
+        int((179.0 - CONTEXT_GIB) * GIB),
+        "total and context are guesses",
+        100,
     ),
 }
 

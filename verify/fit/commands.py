@@ -13,8 +13,8 @@ from shardmill.verify.fit import show
 from shardmill.verify.fit.answer import Answer, Rung, judge, ladder
 from shardmill.verify.fit.bootlog import LogError, compare, read_log
 from shardmill.verify.fit.cards import CARDS, Card, custom_card
-from shardmill.verify.fit.layers import check_planned
 from shardmill.verify.fit.headers import Facts, read_facts
+from shardmill.verify.fit.layers import check_planned
 from shardmill.verify.fit.preset import (
     KDA_BACKENDS,
     ROW_BYTES,
@@ -31,6 +31,7 @@ from shardmill.verify.fit.shape import ConfigError, read_shape
 from shardmill.verify.fit.waterfall import draw
 from shardmill.verify.fit.weights import WeightsError
 from shardmill.verify.rules.findings import UnreadableError, printable
+
 
 class UnaskedError(click.ClickException):
     """The question could not be asked."""

@@ -26,7 +26,9 @@ ALL = Windows(0)
 
 # model_type of the text model -> its windows.
 FAMILIES: Mapping[str, Windows] = {
-    **dict.fromkeys(("llama", "qwen2", "qwen3", "qwen3_moe", "mixtral", "granite", "seed_oss", "smollm3"), NONE),
+    **dict.fromkeys(
+        ("llama", "qwen2", "qwen3", "qwen3_moe", "mixtral", "granite", "seed_oss", "smollm3"), NONE
+    ),
     **dict.fromkeys(("glm4_moe", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3_vl_text"), NONE),
     "mistral": ALL,
     "gemma2": Windows(2, window=4096),

@@ -17,7 +17,11 @@ SPARSE_PAGE_ROWS = 64  # the sparse kernels view the pool as pages of 64 rows
 INDEX_SCALE_TOKENS = 128  # one f32 scale for each 128 index values
 CHECKPOINT_ALIGNMENT = {"kda": 16, "delta net": 64}  # prefill checkpoints lie at multiples of so many tokens
 GQA_BLOCK_TOKENS = 16
-INDEX_PAGE_STATES = {90: (32, 64), 100: (32, 64), 120: (64,)}  # index entries a page of the paged logits kernel holds, by SM
+INDEX_PAGE_STATES = {
+    90: (32, 64),
+    100: (32, 64),
+    120: (64,),
+}  # index entries a page of the paged logits kernel holds, by SM
 
 
 def row_bytes(layer: Mla | SparseMla, preset: Preset) -> int:
@@ -28,7 +32,7 @@ def row_bytes(layer: Mla | SparseMla, preset: Preset) -> int:
 
 
 def _has_rungs(layer: SparseMla, preset: Preset) -> bool:
-    """SM100, and SM90 for pooled layers, have FlashInfer's plain FP8 rows, unless the packed form is asked for by name."""
+    """SM100, and SM90 for pooled layers, have plain FP8 rows, unless the packed form is asked for by name."""
     return preset.sm == 120 or preset.kv_dtype == "fp8_ds_mla" or (preset.sm == 90 and layer.pool == 1)
 
 

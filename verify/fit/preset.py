@@ -60,7 +60,9 @@ class Preset:
             ("max_num_batched_tokens", self.batched_tokens),
         ):
             if not 1 <= value <= COUNT_MAX:
-                raise PresetError(f"{self.name}: {field} must be at least 1 and at most {COUNT_MAX:,}, got {value}")
+                raise PresetError(
+                    f"{self.name}: {field} must be at least 1 and at most {COUNT_MAX:,}, got {value}"
+                )
         for field, value in (("num_speculative_tokens", self.draft_tokens), ("image", self.images)):
             if not 0 <= value <= COUNT_MAX:
                 raise PresetError(f"{self.name}: {field} must be 0 to {COUNT_MAX:,}, got {value}")
@@ -170,7 +172,9 @@ def _number(path: Path, table: Mapping[str, Any], key: str, default: float) -> f
 def _captures(path: Path, serve: Mapping[str, Any]) -> tuple[int, ...]:
     value = serve.get("cudagraph_capture_sizes", [1])
     if not isinstance(value, list) or not all(type(size) is int and size > 0 for size in value):
-        raise PresetError(f"{path}: cudagraph_capture_sizes must be a list of positive numbers, got {value!r}")
+        raise PresetError(
+            f"{path}: cudagraph_capture_sizes must be a list of positive numbers, got {value!r}"
+        )
     return tuple(value)
 
 

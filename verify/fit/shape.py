@@ -263,7 +263,9 @@ def _linear(text: Config) -> Linear:
     if kda:
         heads, dim = int(kda["num_heads"]), int(kda["head_dim"])
         kernel = int(kda.get("short_conv_kernel_size", 4))
-        bounded = kda.get("gate_lower_bound") is not None or str(text.get("model_type")).startswith("glm5_next")
+        bounded = kda.get("gate_lower_bound") is not None or str(text.get("model_type")).startswith(
+            "glm5_next"
+        )
         return Linear(3 * heads * dim, kernel, heads, dim, dim, "kda", "float32", bounded)
     keys, key_dim = _need(text, "linear_num_key_heads"), _need(text, "linear_key_head_dim")
     values, value_dim = _need(text, "linear_num_value_heads"), _need(text, "linear_value_head_dim")

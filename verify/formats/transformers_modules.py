@@ -16,15 +16,19 @@ Renames = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """One model class. Names in memory, but for `renames`, which lead from a checkpoint's prefix to the one in memory."""
+    """One model class. Names are those in memory; `renames` lead to them from a checkpoint's prefix."""
 
     types: tuple[str, ...]  # model_type values
     linears: tuple[str, ...]  # every torch.nn.Linear
     renames: Renames = ()
     bank: str = ""  # experts as one module of two stacked parameters, "" where there are none
     bank_biased: bool = False  # its FP8 form is refused
-    subclassed: tuple[str, ...] = ()  # of `linears`, those of a subclass of torch.nn.Linear, which `fp8` leaves alone
-    kept: tuple[str, ...] = ()  # ends of names that the class keeps in F32, which `fp8` then excludes, listed or not
+    subclassed: tuple[
+        str, ...
+    ] = ()  # of `linears`, those of a subclass of torch.nn.Linear, which `fp8` leaves alone
+    kept: tuple[
+        str, ...
+    ] = ()  # ends of names that the class keeps in F32, which `fp8` then excludes, listed or not
     draft: str = ""  # prefix of layers that it drops: those of the draft model
 
     def name(self, published: str) -> str:
@@ -50,7 +54,10 @@ MLA = (
 )
 INDEXER = tuple(f"self_attn.indexer.{part}" for part in ("wq_b", "wk", "weights_proj"))
 SHARED = tuple(f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down"))
-SHARED_GATED = (*(f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")), "mlp.shared_expert_gate")
+SHARED_GATED = (
+    *(f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")),
+    "mlp.shared_expert_gate",
+)
 DELTA_NET = tuple(f"linear_attn.{part}" for part in ("in_proj_qkvz", "in_proj_ba", "out_proj"))
 BANK = "model.layers.#.mlp.experts"
 
@@ -85,8 +92,10 @@ QWEN_BLOCKS = _tower("model.visual.blocks.#.", "attn.qkv", "attn.proj")
 
 ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture(
-        ("llama", "mistral", "ministral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "cohere", "cohere2")
-        + ("granite", "olmo2", "smollm3", "seed_oss"),
+        (
+            *("llama", "mistral", "ministral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"),
+            *("cohere", "cohere2", "granite", "olmo2", "smollm3", "seed_oss"),
+        ),
         _decoder(*ATTENTION, *MLP),
     ),
     Architecture(
@@ -101,9 +110,14 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     ),
     Architecture(("qwen2_moe",), _decoder(*ATTENTION, *MLP, *SHARED_GATED), bank=BANK),
     Architecture(("qwen3_moe",), _decoder(*ATTENTION, *MLP), bank=BANK),
-    Architecture(("qwen3_next",), _decoder(*ATTENTION, *DELTA_NET, *MLP, *SHARED_GATED), bank=BANK, draft="mtp."),
     Architecture(
-        ("deepseek_v2", "deepseek_v3", "kimi_k2"), _decoder(*MLA, *MLP, *SHARED), bank=BANK, draft="model.layers."
+        ("qwen3_next",), _decoder(*ATTENTION, *DELTA_NET, *MLP, *SHARED_GATED), bank=BANK, draft="mtp."
+    ),
+    Architecture(
+        ("deepseek_v2", "deepseek_v3", "kimi_k2"),
+        _decoder(*MLA, *MLP, *SHARED),
+        bank=BANK,
+        draft="model.layers.",
     ),
     Architecture(
         ("deepseek_v32", "glm_moe_dsa"),

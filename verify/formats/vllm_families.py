@@ -22,7 +22,12 @@ _QKV = {"q_proj": "q", "k_proj": "k", "v_proj": "v"}
 _NORMS = same(
     "float",
     "float",
-    *("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"),
+    *(
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    ),
     *("post_self_attn_layernorm", "post_mlp_layernorm", "self_attn.q_norm", "self_attn.k_norm"),
 )
 
@@ -46,10 +51,13 @@ def _bank(place: str, gate: str, up: str, down: str) -> tuple[Row, ...]:
 
 
 def _shared(name: str) -> tuple[Row, ...]:
-    return (*fused(f"mlp.{name}.gate_up_proj", "config", "config", GATE_UP), *_config(f"mlp.{name}.down_proj"))
+    return (
+        *fused(f"mlp.{name}.gate_up_proj", "config", "config", GATE_UP),
+        *_config(f"mlp.{name}.down_proj"),
+    )
 
 
-_MOE = _bank("mlp", *GATE_UP, "down_proj")
+_MOE = _bank("mlp", "gate_proj", "up_proj", "down_proj")
 _W_MOE = _bank("block_sparse_moe", "w1", "w3", "w2")
 _DELTA_NET = (
     *_config("linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba", "linear_attn.out_proj"),
@@ -104,17 +112,27 @@ FAMILIES: tuple[Family, ...] = (
     _family("qwen3_moe", rows=(*_GQA, *_MLP, *_MOE[:-1], *_config("mlp.gate"))),
     _family(
         "qwen2_moe",
-        rows=(*_GQA, *_MLP, *_MOE, *_shared("shared_expert"), *same("float", "float", "mlp.shared_expert_gate")),
+        rows=(
+            *_GQA,
+            *_MLP,
+            *_MOE,
+            *_shared("shared_expert"),
+            *same("float", "float", "mlp.shared_expert_gate"),
+        ),
     ),
     _family(
         "qwen3_next",
-        rows=(*_GQA, *_DELTA_NET, *_MLP, *_MOE, *_shared("shared_expert"))
-        + same("float", "float", "mlp.shared_expert_gate"),
+        rows=(
+            *(*_GQA, *_DELTA_NET, *_MLP, *_MOE, *_shared("shared_expert")),
+            *same("float", "float", "mlp.shared_expert_gate"),
+        ),
     ),
     _family(
         "glm4_moe",
-        rows=(*_GQA, *_MLP, *_MOE, *_shared("shared_experts"))
-        + same("raw", "raw", "mlp.gate.e_score_correction_bias"),
+        rows=(
+            *(*_GQA, *_MLP, *_MOE, *_shared("shared_experts")),
+            *same("raw", "raw", "mlp.gate.e_score_correction_bias"),
+        ),
     ),
     _family(
         "granitemoe",

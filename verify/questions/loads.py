@@ -38,7 +38,9 @@ def loads(source: Source, runtime: str | None = None, loader: str | None = None)
             else:
                 raise UnaskedError(f"no table of {SGLANG}'s modules")
         except UnaskedError as error:
-            reasons[{"vllm": loads_vllm.NAME, "transformers": loads_transformers.NAME}.get(each, SGLANG)] = str(error)
+            reasons[{"vllm": loads_vllm.NAME, "transformers": loads_transformers.NAME}.get(each, SGLANG)] = (
+                str(error)
+            )
     if len(reasons) == (1 if loader else len(LOADERS)):
         report.leaves_out("loads", "; ".join(reasons.values()))
         return report
@@ -62,4 +64,6 @@ def _transformers(checkpoint: Checkpoint, report: Report, *, alone: bool) -> Non
         report.add(Finding(slug, "config.json", "", "what the loader takes", f"{name}: {held.error}"))
     if held.cpu_error and not held.error:
         expected = "sides that divide, for a load without a card"
-        report.add(Finding("transformers-refuses", "config.json", "", expected, f"{name} on a CPU: {held.cpu_error}"))
+        report.add(
+            Finding("transformers-refuses", "config.json", "", expected, f"{name} on a CPU: {held.cpu_error}")
+        )

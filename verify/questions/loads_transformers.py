@@ -64,7 +64,7 @@ class Part:
 
 
 def hold(checkpoint: Checkpoint) -> Held:
-    """The prediction. Raises UnaskedError where no table holds the architecture, or the declaration is of another kind."""
+    """The prediction. Raises UnaskedError for an architecture without a table and for another declaration."""
     kind = checkpoint.config.get("model_type")
     row = architecture_of(kind)
     if row is None:
@@ -147,7 +147,9 @@ def _hold_fp8(
             held.weights[part.parameter()] = "float"
             continue
         if part.part and row.bank_biased:
-            held.error = f"{part.module}: FP8 experts with biases are not known to {NAME}; list the bank as excluded"
+            held.error = (
+                f"{part.module}: FP8 experts with biases are not known to {NAME}; list the bank as excluded"
+            )
         _make_fp8(held, part, "weight_scale_inv")
     held.cpu_error = next((error for part in parts if (error := _undivided(part))), "")
     return held
@@ -166,10 +168,14 @@ def _hold_compressed(
     checkpoint: Checkpoint, row: Architecture, parts: list[Part], quantization: Mapping[str, Any]
 ) -> Held:
     groups = quantization.get("config_groups")
-    values = [group for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
+    values = (
+        [group for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
+    )
     forms = {str(group.get("format") or quantization.get("format")) for group in values}
     if forms != {"float-quantized"} or quantization.get("kv_cache_scheme"):
-        raise UnaskedError(f"no table of what {NAME} makes of compressed-tensors format {', '.join(sorted(forms))[:60]!r}")
+        raise UnaskedError(
+            f"no table of what {NAME} makes of compressed-tensors format {', '.join(sorted(forms))[:60]!r}"
+        )
     targets = _by_match_name([name for group in values for name in _names(group, "targets") or []])
     ignored = _by_match_name(_names(quantization, "ignore") or [])
     held = Held()
@@ -177,7 +183,9 @@ def _hold_compressed(
         if part.part:
             held.weights[part.parameter()] = "float"
             if part.scales():
-                held.error = f"{part.module}: experts with scales are not stacked by {NAME} under compressed-tensors"
+                held.error = (
+                    f"{part.module}: experts with scales are not stacked by {NAME} under compressed-tensors"
+                )
         elif targets(part.module) and not ignored(part.module):
             _make_fp8(held, part, "weight_scale")
         else:
@@ -187,7 +195,7 @@ def _hold_compressed(
 
 
 def _make_fp8(held: Held, part: Part, leaf: str) -> None:
-    """A module that the declaration makes FP8: its weight becomes codes, whatever the file holds, but for a tied head."""
+    """A module that the declaration makes FP8: its weight becomes codes, but for a tied head."""
     scale = part.parameter(leaf)
     tied = not part.leaves
     held.weights[part.parameter()] = "float" if tied else "fp8"
@@ -252,7 +260,7 @@ def _by_should_convert(patterns: list[str]) -> Matches:
 
 
 def _by_match_name(patterns: list[str]) -> Matches:
-    """compressed-tensors' rule: the name itself, `re:` and an expression that fits its beginning, or the class Linear."""
+    """compressed-tensors' rule: the name itself, `re:` and an expression for its beginning, or the class Linear."""
     plain = frozenset(pattern for pattern in patterns if not pattern.startswith("re:"))
     compiled = [
         _compiled(pattern.removeprefix("re:"), pattern) for pattern in patterns if pattern.startswith("re:")

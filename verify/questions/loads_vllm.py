@@ -102,7 +102,9 @@ def add(checkpoint: Checkpoint, runtime: str | None, report: Report) -> None:
     report.add(*homeless)
     towers = sum(name.startswith(loader.family.unknown) for name in checkpoint.tensors)
     if towers:
-        report.leaves_out(f"{NAME}: towers", f"no table of the modules that take {towers:,} tensors of the vision tower")
+        report.leaves_out(
+            f"{NAME}: towers", f"no table of the modules that take {towers:,} tensors of the vision tower"
+        )
     verdicts: dict[str, int] = {}
     for module, (verdict, findings) in _verdicts(takers, loader):
         report.add(*findings)
@@ -124,9 +126,7 @@ def _loader(checkpoint: Checkpoint, runtime: str | None) -> Loader:
     return Loader(family, patched, declared, _trunk_layers(checkpoint), NameList.read(declared))
 
 
-def _verdicts(
-    takers: list[ModuleInput], loader: Loader
-) -> Iterator[tuple[str, tuple[str, list[Finding]]]]:
+def _verdicts(takers: list[ModuleInput], loader: Loader) -> Iterator[tuple[str, tuple[str, list[Finding]]]]:
     return ((module_input.module, judge(module_input, loader)) for module_input in takers)
 
 
@@ -297,7 +297,7 @@ def _judge_config(
 
 
 def _divides(module_input: ModuleInput, block: tuple[int, int]) -> bool:
-    """Whether no block spans two parts: of a fused Linear all but the last must divide, of experts all and w2's columns."""
+    """Whether no block spans two parts: of a Linear all but the last must divide, of experts all."""
     weights = [leaves["weight"] for leaves in module_input.parts.values() if "weight" in leaves]
     if ".experts." not in module_input.module:
         return all(weight.shape[0] % block[0] == 0 for weight in weights[:-1])
@@ -339,7 +339,9 @@ def _excluded(own: str, module: str, loader: Loader, declared: Declaration) -> b
     if declared.method == "fp8":
         bank, experts, _ = module.partition(".experts")
         if experts:
-            return not loader.excluded.banks.isdisjoint((f"{bank}.experts", f"{own.partition('.experts')[0]}.experts"))
+            return not loader.excluded.banks.isdisjoint(
+                (f"{bank}.experts", f"{own.partition('.experts')[0]}.experts")
+            )
         return any(loader.excluded.hits(name, regex=False) for name in (own, shard, module))
     if declared.method == "compressed-tensors":
         bank, experts, _ = module.partition(".experts.")
@@ -411,7 +413,7 @@ def _kind(leaves: dict[str, Tensor], block: tuple[int, int] | None) -> str:
 
 
 def _sides(shape: tuple[int, ...], grid: tuple[int, ...], block: tuple[int, int] | None) -> list[int]:
-    """The block that a grid means: the declared one where it fits, since 576 rows in 5 blocks may be 116 or 128 each."""
+    """The block that a grid means: the declared one where it fits. 576 rows in 5 blocks may be 116 or 128 each."""
     if block is not None and all(
         -(-size // side) == blocks for size, side, blocks in zip(shape, block, grid, strict=True)
     ):

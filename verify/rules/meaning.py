@@ -52,10 +52,10 @@ MEANING = (
      "Give the module what its loader takes, correct its entry, or serve with the runtime patch."),
     ("SM302", "loads-dequantized", N, "vLLM 0.33.0 turns the module's FP8 back into BF16 at load.",
      "Serve with the runtime patch to keep it in FP8."),
+    ("SM303", "no-home", E, "No module of the model takes this tensor.",
+     "Correct its name; loaders fail on it, or drop it silently."),
     ("SM304", "loads-garbage", E, "A loader takes the checkpoint without an error and holds wrong numbers.",
      "List the module as excluded under the name that the loader has in memory, or give it the scale."),
     ("SM305", "transformers-refuses", N, "transformers refuses the checkpoint with an error; vLLM was asked too.",
      "Nothing, if vLLM serves it."),
-    ("SM303", "no-home", E, "No module of the model takes this tensor.",
-     "Correct its name; loaders fail on it, or drop it silently."),
 )  # fmt: skip

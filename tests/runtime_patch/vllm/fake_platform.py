@@ -28,7 +28,9 @@ def prepare() -> None:
     from vllm import triton_utils
 
     triton_utils.triton.Config = TritonConfig
-    properties = SimpleNamespace(multi_processor_count=COMPUTE_UNITS, total_memory=MEMORY_BYTES, name=NAMES[CAPABILITY.major])
+    properties = SimpleNamespace(
+        multi_processor_count=COMPUTE_UNITS, total_memory=MEMORY_BYTES, name=NAMES[CAPABILITY.major]
+    )
     torch.cuda.get_device_properties = lambda *_: properties  # FlashInfer's backends ask while they are built
     torch.cuda.Stream = torch.cuda.Event = NoStream
 

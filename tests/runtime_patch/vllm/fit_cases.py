@@ -81,7 +81,11 @@ def _mistral(rng: random.Random) -> Config:
 
 def _qwen2(rng: random.Random) -> Config:
     config = _gqa("qwen2", "Qwen2ForCausalLM", rng)
-    window = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": config["num_hidden_layers"]}
+    window = {
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "max_window_layers": config["num_hidden_layers"],
+    }
     return {**config, **(window if rng.random() < 0.5 else {})}
 
 
@@ -90,7 +94,15 @@ def _qwen3(rng: random.Random) -> Config:
 
 
 def _qwen3_moe(rng: random.Random) -> Config:
-    return _gqa("qwen3_moe", "Qwen3MoeForCausalLM", rng, **MOE, num_experts=8, decoder_sparse_step=1, mlp_only_layers=[])
+    return _gqa(
+        "qwen3_moe",
+        "Qwen3MoeForCausalLM",
+        rng,
+        **MOE,
+        num_experts=8,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+    )
 
 
 def _mixtral(rng: random.Random) -> Config:
@@ -98,7 +110,12 @@ def _mixtral(rng: random.Random) -> Config:
 
 
 def _granite(rng: random.Random) -> Config:
-    more = {"embedding_multiplier": 1.0, "residual_multiplier": 1.0, "attention_multiplier": 1.0, "logits_scaling": 1.0}
+    more = {
+        "embedding_multiplier": 1.0,
+        "residual_multiplier": 1.0,
+        "attention_multiplier": 1.0,
+        "logits_scaling": 1.0,
+    }
     return _gqa("granite", "GraniteForCausalLM", rng, **more)
 
 
@@ -111,23 +128,35 @@ def _smollm3(rng: random.Random) -> Config:
 
 
 def _glm4_moe(rng: random.Random) -> Config:
-    more = {"n_routed_experts": 8, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+    more = {
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+    }
     return _gqa("glm4_moe", "Glm4MoeForCausalLM", rng, **MOE, **more, routed_scaling_factor=1.0)
 
 
 def _gemma2(rng: random.Random) -> Config:
-    config = _gqa("gemma2", "Gemma2ForCausalLM", rng, query_pre_attn_scalar=64, hidden_activation="gelu_pytorch_tanh")
+    config = _gqa(
+        "gemma2", "Gemma2ForCausalLM", rng, query_pre_attn_scalar=64, hidden_activation="gelu_pytorch_tanh"
+    )
     return _windows({**config, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}, 2, rng)
 
 
 def _gemma3(rng: random.Random) -> Config:
     more = {"query_pre_attn_scalar": 64, "hidden_activation": "gelu_pytorch_tanh"}
     config = _windows(_gqa("gemma3_text", "Gemma3ForCausalLM", rng, **more), 6, rng)
-    return config if "layer_types" in config or rng.random() < 0.5 else {**config, "sliding_window_pattern": 6}
+    return (
+        config if "layer_types" in config or rng.random() < 0.5 else {**config, "sliding_window_pattern": 6}
+    )
 
 
 def _cohere2(rng: random.Random) -> Config:
-    config = _windows(_gqa("cohere2", "Cohere2ForCausalLM", rng, layer_norm_eps=1e-5, logit_scale=1.0), 4, rng)
+    config = _windows(
+        _gqa("cohere2", "Cohere2ForCausalLM", rng, layer_norm_eps=1e-5, logit_scale=1.0), 4, rng
+    )
     return config if "layer_types" in config else {**config, "sliding_window_pattern": 4}
 
 
@@ -136,14 +165,20 @@ def _olmo3(rng: random.Random) -> Config:
 
 
 def _gpt_oss(rng: random.Random) -> Config:
-    config = _gqa("gpt_oss", "GptOssForCausalLM", rng, head_dim=64, num_local_experts=8, num_experts_per_tok=2)
+    config = _gqa(
+        "gpt_oss", "GptOssForCausalLM", rng, head_dim=64, num_local_experts=8, num_experts_per_tok=2
+    )
     config = _windows(config, 2, rng)
     return {**config, "sliding_window": 128, "swiglu_limit": 7.0}
 
 
 def _deepseek(kind: str, arch: str, rng: random.Random, **more: Any) -> Config:
     heads = rng.choice([16, 32, 128])
-    sizes = {"num_hidden_layers": rng.randint(2, 8), "num_attention_heads": heads, "num_key_value_heads": heads}
+    sizes = {
+        "num_hidden_layers": rng.randint(2, 8),
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+    }
     return {**BASE, **MOE, **MLA, "model_type": kind, "architectures": [arch], **sizes, **more}
 
 
@@ -178,7 +213,10 @@ def _qwen3_next(rng: random.Random) -> Config:
     config = _gqa("qwen3_next", "Qwen3NextForCausalLM", rng, **MOE, **linear)
     config |= {"num_hidden_layers": 4 * rng.randint(1, 3), "head_dim": rng.choice([128, 256])}
     every = config["full_attention_interval"]
-    kinds = ["full_attention" if (i + 1) % every == 0 else "linear_attention" for i in range(config["num_hidden_layers"])]
+    kinds = [
+        "full_attention" if (i + 1) % every == 0 else "linear_attention"
+        for i in range(config["num_hidden_layers"])
+    ]
     return config | ({"layer_types": kinds} if rng.random() < 0.5 else {})
 
 
@@ -258,7 +296,13 @@ def _gemma3_vl(rng: random.Random) -> Config:
 
 
 def _qwen_vl(kind: str, arch: str, text: Config) -> Config:
-    vision = {"depth": 1, "hidden_size": 128, "intermediate_size": 256, "num_heads": 2, "out_hidden_size": 256}
+    vision = {
+        "depth": 1,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_heads": 2,
+        "out_hidden_size": 256,
+    }
     rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [text["head_dim"] // 2 - 32, 16, 16]}
     text |= {"rope_scaling": rope, "rope_theta": 1e6}
     return _wrapped(kind, arch, text, vision, image_token_id=5, video_token_id=6, vision_start_token_id=7)
@@ -283,7 +327,12 @@ EXTRA: dict[str, Callable[[random.Random], Config]] = {
 POOLED = {"glm5_next": glm_config}
 EXTRA_CASES = 24
 POOLED_CASES = 16  # of GLM-5.3-Flash on SM120, with the rows of every rung
-DRAFTED = ("glm5_next", "deepseek_v3", "deepseek_v32", "glm_moe_dsa")  # families whose draft layers the probe builds too
+DRAFTED = (
+    "glm5_next",
+    "deepseek_v3",
+    "deepseek_v32",
+    "glm_moe_dsa",
+)  # families whose draft layers the probe builds too
 
 
 def random_case(index: int) -> dict[str, Any]:
@@ -308,7 +357,14 @@ def random_case(index: int) -> dict[str, Any]:
     )
     pin = rng.randint(2, 60) * 10**9
     row = ROW_BYTES[preset.rung]
-    return {"index": index, "family": family, "config": config, "preset": asdict(preset), "row_bytes": row, "pin": pin}
+    return {
+        "index": index,
+        "family": family,
+        "config": config,
+        "preset": asdict(preset),
+        "row_bytes": row,
+        "pin": pin,
+    }
 
 
 def cases() -> list[dict[str, Any]]:

@@ -95,7 +95,9 @@ def answer(job, case, folder):
         current_platform.update_block_size_for_backend(config)
         config.cache_config.kv_cache_layout = "BLHNC"
         specs = specs_of(config, case["preset"]["kda_backend"])
-        if case["family"] == "glm5_next" and case["preset"]["sm"] == 120:  # the plugin's rows are of its backend alone
+        if (
+            case["family"] == "glm5_next" and case["preset"]["sm"] == 120
+        ):  # the plugin's rows are of its backend alone
             specs = rows_of(specs, case["row_bytes"])
         return plan(config, specs, case["pin"]) | {"backend": backends(config)}
 
@@ -103,14 +105,18 @@ def answer(job, case, folder):
 def backends(config):
     """The names of the attention backends that vLLM chose, for a reader of the record."""
     layers = config.compilation_config.static_forward_context.values()
-    return sorted({layer.get_attn_backend().get_name() for layer in layers if hasattr(layer, "get_attn_backend")})
+    return sorted(
+        {layer.get_attn_backend().get_name() for layer in layers if hasattr(layer, "get_attn_backend")}
+    )
 
 
 def look(job):
     from vllm.model_executor.models import registry
 
     prepare()
-    registry._run_in_subprocess = lambda inspect: inspect()  # a process for each class costs ten seconds of CPU
+    registry._run_in_subprocess = lambda inspect: (
+        inspect()
+    )  # a process for each class costs ten seconds of CPU
     with NoCard():
         return plan_all(job)
 

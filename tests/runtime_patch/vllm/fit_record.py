@@ -1,6 +1,6 @@
 """The real planner's answers to the cases of `fit_cases`, kept for the default tests, and the table that docs show.
 
-    python -m tests.runtime_patch.vllm.fit_record REPORT...   writes tests/verify/fit/planned.json and the table of docs
+python -m tests.runtime_patch.vllm.fit_record REPORT...   writes tests/verify/fit/planned.json and the table of docs
 """
 
 from __future__ import annotations
@@ -73,11 +73,15 @@ def table() -> str:
         found = record.get(str(case["index"]))
         if found is None or "error" in found:
             continue
-        row = by_family.setdefault(case["family"], {"equal": 0, "refused": 0, "all": 0, "sm": set(), "backend": set()})
+        row = by_family.setdefault(
+            case["family"], {"equal": 0, "refused": 0, "all": 0, "sm": set(), "backend": set()}
+        )
         mine = ours(case)
         row["all"] += 1
         row["sm"].add(case["preset"]["sm"])
-        row["backend"] |= {name for name in found["backend"] if "INDEXER" not in name and name != "KPOOL_TAIL"}
+        row["backend"] |= {
+            name for name in found["backend"] if "INDEXER" not in name and name != "KPOOL_TAIL"
+        }
         row["equal"] += mine == {name: found[name] for name in COMPARED}
         row["refused"] += isinstance(mine, str)
     lines = ["| model_type | equal | refused | SM | backends that vLLM chose |", "|---|---|---|---|---|"]

@@ -62,7 +62,9 @@ def look(job):
     from vllm.model_executor.models import registry
 
     prepare()
-    registry._run_in_subprocess = lambda inspect: inspect()  # a process for each class costs ten seconds of CPU
+    registry._run_in_subprocess = lambda inspect: (
+        inspect()
+    )  # a process for each class costs ten seconds of CPU
     report = {}
     for number, folder in enumerate(job["checkpoints"]):
         report[folder] = verdict(folder, job, first=number == 0)

@@ -15,8 +15,28 @@ from shardmill.verify.rules.findings import Report, Severity
 
 # Architectures of both tables, those with experts first: vLLM makes its expert groups with the first model.
 KINDS = (
-    *("mixtral", "qwen3_moe", "qwen2_moe", "qwen3_next", "deepseek_v3", "deepseek_v2", "glm4_moe", "minimax_m2"),
-    *("granitemoe", "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text", "cohere2", "granite"),
+    *(
+        "mixtral",
+        "qwen3_moe",
+        "qwen2_moe",
+        "qwen3_next",
+        "deepseek_v3",
+        "deepseek_v2",
+        "glm4_moe",
+        "minimax_m2",
+    ),
+    *(
+        "granitemoe",
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "phi3",
+        "gemma2",
+        "gemma3_text",
+        "cohere2",
+        "granite",
+    ),
     *("olmo2", "smollm3", "seed_oss", "glm4", "gemma3", "qwen2_5_vl", "qwen3_vl"),
 )
 CODES = ("float8_e4m3fn", "uint8")
@@ -40,10 +60,18 @@ def differences(folder: Path, real: Mapping[str, Any]) -> list[str]:
     empty = [name for name in real.get("empty", ()) if not COMPUTED.search(name)]
     bad = real.get("error") or (f"not filled: {empty[:3]}" if empty else "")
     if bad or errors:
-        return [] if bool(bad) == bool(errors) else [f"vLLM: {bad or 'loads'}; predicted {errors[:2] or 'loads'}"]
+        return (
+            []
+            if bool(bad) == bool(errors)
+            else [f"vLLM: {bad or 'loads'}; predicted {errors[:2] or 'loads'}"]
+        )
     words = {
         _ROUTED.sub(".experts.", module): "fp8" if dtype in CODES else "float"
         for module, dtype in real["weights"].items()
     }
     mine = predicted(folder)
-    return [f"{m}: vLLM {words[m]}, predicted {mine[m]}" for m in sorted(words.keys() & mine.keys()) if words[m] != mine[m]]
+    return [
+        f"{m}: vLLM {words[m]}, predicted {mine[m]}"
+        for m in sorted(words.keys() & mine.keys())
+        if words[m] != mine[m]
+    ]

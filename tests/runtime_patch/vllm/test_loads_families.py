@@ -17,13 +17,21 @@ from tests.verify.loaders.held import save
 from tests.verify.loaders.record import build
 
 EDITS = (Edit("as built"), Edit("empty", whole="empty"))
-FOLDERS = [f"{kind}-{profile}-{edit.name.replace(' ', '-')}" for kind in KINDS for profile in PROFILES for edit in EDITS]
+FOLDERS = [
+    f"{kind}-{profile}-{edit.name.replace(' ', '-')}"
+    for kind in KINDS
+    for profile in PROFILES
+    for edit in EDITS
+]
 
 
 def make(home: Path) -> None:
     """Every architecture under every profile, with its exclusion list as built and emptied."""
     for kind in KINDS:
-        own = {"tie_word_embeddings": kind.startswith("gemma"), "num_key_value_heads": 4}  # Gemma knows no head of its own
+        own = {
+            "tie_word_embeddings": kind.startswith("gemma"),
+            "num_key_value_heads": 4,
+        }  # Gemma knows no head of its own
         config = config_of(kind, random.Random(kind)) | own
         if "text_config" in config:
             config["text_config"] |= own

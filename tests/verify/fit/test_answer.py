@@ -169,7 +169,10 @@ def test_boots_cover_at_least_five_models_of_four_kinds():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 8}, "vocab_size must be a positive integer"),
+        (
+            {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 8},
+            "vocab_size must be a positive integer",
+        ),
         ({**GLM_5_3_FLASH_SERVED, "layer_types": ["mystery"]}, "layer_types holds 'mystery'"),
         ({**GLM_5_3_FLASH_SERVED, "num_hidden_layers": 0}, "num_hidden_layers must be a positive"),
         ({**GLM_5_3_FLASH_SERVED, "num_hidden_layers": 10**9}, "at most 4,096"),

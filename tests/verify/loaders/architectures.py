@@ -63,11 +63,25 @@ ARCHITECTURES: dict[str, Config] = {
     "deepseek_v2": {**DEEPSEEK, "num_experts_per_tok": 2},
     "deepseek_v3": {**DEEPSEEK, "topk_method": "noaux_tc"},
     "glm4_moe": {**MOE, "n_routed_experts": 4, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1},
-    "minimax_m2": {"num_local_experts": 4, "num_experts_per_tok": 2, "rotary_dim": 64, "use_qk_norm": False, "scoring_func": "sigmoid"},
+    "minimax_m2": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "rotary_dim": 64,
+        "use_qk_norm": False,
+        "scoring_func": "sigmoid",
+    },
     "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "gemma3": {"tied": True, "text": {"sliding_window": 64}, "vision": VISION, "more": {"mm_tokens_per_image": 4}},
-    "mistral3": {"text": {"model_type": "mistral"}, "vision": {**VISION, "model_type": "pixtral", "head_dim": 32}},
+    "gemma3": {
+        "tied": True,
+        "text": {"sliding_window": 64},
+        "vision": VISION,
+        "more": {"mm_tokens_per_image": 4},
+    },
+    "mistral3": {
+        "text": {"model_type": "mistral"},
+        "vision": {**VISION, "model_type": "pixtral", "head_dim": 32},
+    },
     "qwen2_5_vl": {"text": {}, "vision": QWEN_VISION},
     "qwen3_vl": {"text": {}, "vision": {**QWEN_VISION, "deepstack_visual_indexes": [0, 1]}},
 }

@@ -20,7 +20,7 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 @dataclass(frozen=True)
 class Edit:
-    """What is done to the exclusion list of a build. `whole` None: the edit is made; else the list is put in its place."""
+    """What is done to the exclusion list of a build. `whole`: the list that is put in its place."""
 
     name: str
     drop: tuple[str, ...] = ()
@@ -48,7 +48,12 @@ def edits(name: str, listed: list[str], modules: list[str]) -> list[Edit]:
         drop = tuple(rng.sample(sorted(listed), min(2, len(listed))))
         module = rng.choice(sorted(modules))
         add = rng.choice(
-            [module, module.rpartition(".")[2], module.rpartition(".")[0], f"re:.*{module.rpartition('.')[2]}$"]
+            [
+                module,
+                module.rpartition(".")[2],
+                module.rpartition(".")[0],
+                f"re:.*{module.rpartition('.')[2]}$",
+            ]
         )
         made.append(Edit(f"random {i}", drop, (add,)))
     return made
@@ -73,7 +78,11 @@ def headers_of(folder: Path) -> dict[str, str]:
     """Name -> dtype of every tensor of a folder's one file."""
     data = (folder / "model.safetensors").read_bytes()
     (size,) = struct.unpack("<Q", data[:8])
-    return {name: entry["dtype"] for name, entry in json.loads(data[8 : 8 + size]).items() if name != "__metadata__"}
+    return {
+        name: entry["dtype"]
+        for name, entry in json.loads(data[8 : 8 + size]).items()
+        if name != "__metadata__"
+    }
 
 
 def with_edit(config: Config, edit: Edit) -> Config:
@@ -86,11 +95,24 @@ def with_edit(config: Config, edit: Edit) -> Config:
     return {**config, "quantization_config": quantization}
 
 
-def outcome(coded: Iterable[str], missing: Iterable[str], unexpected: Iterable[str], error: bool) -> dict[str, Any]:
+def outcome(
+    coded: Iterable[str], missing: Iterable[str], unexpected: Iterable[str], error: bool
+) -> dict[str, Any]:
     """What is compared: which parameters hold codes, which scales are missing or left over, or that it raises."""
     if error:
         return {"error": True}
     return {"fp8": fold(coded), "missing": fold(missing), "unexpected": fold(unexpected)}
 
 
-__all__ = ["MODELS", "PROFILES", "Edit", "edits", "fold", "headers_of", "models", "outcome", "replace", "unfold"]
+__all__ = [
+    "MODELS",
+    "PROFILES",
+    "Edit",
+    "edits",
+    "fold",
+    "headers_of",
+    "models",
+    "outcome",
+    "replace",
+    "unfold",
+]

@@ -11,10 +11,16 @@ def save(config: dict[str, Any], folder: Path, seed: int) -> Path:
     import torch
     import transformers
 
-    made = transformers.CONFIG_MAPPING[config["model_type"]](**{k: v for k, v in config.items() if k != "model_type"})
+    made = transformers.CONFIG_MAPPING[config["model_type"]](
+        **{k: v for k, v in config.items() if k != "model_type"}
+    )
     made.dtype = torch.bfloat16
     torch.manual_seed(seed)
-    auto = transformers.AutoModelForImageTextToText if "vision_config" in config else transformers.AutoModelForCausalLM
+    auto = (
+        transformers.AutoModelForImageTextToText
+        if "vision_config" in config
+        else transformers.AutoModelForCausalLM
+    )
     model = auto.from_config(made, dtype=torch.bfloat16)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -30,7 +36,11 @@ def held(folder: Path) -> dict[str, Any]:
     import transformers
 
     config = json.loads((folder / "config.json").read_text())
-    auto = transformers.AutoModelForImageTextToText if "vision_config" in config else transformers.AutoModelForCausalLM
+    auto = (
+        transformers.AutoModelForImageTextToText
+        if "vision_config" in config
+        else transformers.AutoModelForCausalLM
+    )
     try:
         model, info = auto.from_pretrained(folder, dtype="bfloat16", output_loading_info=True)
     except Exception as error:

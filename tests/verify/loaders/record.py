@@ -1,6 +1,6 @@
 """What the real transformers makes of every case, as a record that the default tests hold `verify loads` to.
 
-    python -m tests.verify.loaders.record FILE      needs the extra `loaders`
+python -m tests.verify.loaders.record FILE      needs the extra `loaders`
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CODES = ("float8_e4m3fn", "float8_e5m2")
 
 
 def act_as_on_a_card() -> None:
-    """Leaves out the check by which FineGrainedFP8 asks for a GPU and else decodes; all of its loading runs as it is."""
+    """Leaves out the check by which FineGrainedFP8 asks for a GPU; all of its loading runs as it is."""
     import transformers
     from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
 
@@ -68,8 +68,17 @@ def record(name: str, config: dict[str, Any], home: Path) -> Iterator[dict[str, 
                 {"edit": {"name": edit.name, "drop": edit.drop, "add": edit.add, "whole": edit.whole}}
                 | real_outcome(child)
             )
-        tensors = {dtype: fold(n for n, d in headers.items() if d == dtype) for dtype in sorted(set(headers.values()))}
-        yield {"name": name, "profile": profile, "config": _short(built), "tensors": tensors, "outcomes": rows}
+        tensors = {
+            dtype: fold(n for n, d in headers.items() if d == dtype)
+            for dtype in sorted(set(headers.values()))
+        }
+        yield {
+            "name": name,
+            "profile": profile,
+            "config": _short(built),
+            "tensors": tensors,
+            "outcomes": rows,
+        }
         shutil.rmtree(child)
     shutil.rmtree(parent)
 

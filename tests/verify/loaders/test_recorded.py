@@ -26,7 +26,9 @@ ROWS: list[dict[str, Any]] = json.loads(RECORD.read_text())
 
 def checkpoint_of(row: dict[str, Any], config: dict[str, Any]) -> Checkpoint:
     """A checkpoint of these names and dtypes, opened without a file."""
-    checkpoint = Checkpoint(Folder(Path("recorded")), {}, config=config, quantization=config["quantization_config"])
+    checkpoint = Checkpoint(
+        Folder(Path("recorded")), {}, config=config, quantization=config["quantization_config"]
+    )
     for dtype, names in row["tensors"].items():
         for name in unfold(names):
             checkpoint.tensors[name] = Tensor(name, dtype, (), 0, 0, "model.safetensors")
@@ -57,7 +59,9 @@ def test_whatever_transformers_loads_wrongly_without_an_error_is_a_finding() -> 
         for found, held in cases(row):
             if held.error:
                 continue
-            harmless = {"lm_head.weight_scale_inv"} if held.weights.get("lm_head.weight") == "float" else set()
+            harmless = (
+                {"lm_head.weight_scale_inv"} if held.weights.get("lm_head.weight") == "float" else set()
+            )
             wrong = (held.missing - harmless) | held.unexpected
             assert bool(held.wrong) == bool(wrong), (row["name"], found["edit"])
 

@@ -67,10 +67,13 @@ def bytes_a_token(_: Shape, preset: Preset, plan: KvPlan) -> tuple[float, float]
     return exact, exact
 
 
-def _gqa(
-    layers: int, kv_heads: int, head_dim: int = 128, kind: str = "qwen3", **more: Any
-) -> dict[str, Any]:
-    base = {"model_type": kind, "num_hidden_layers": layers, "num_key_value_heads": kv_heads, "head_dim": head_dim}
+def _gqa(layers: int, kv_heads: int, head_dim: int = 128, kind: str = "qwen3", **more: Any) -> dict[str, Any]:
+    base = {
+        "model_type": kind,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+    }
     return {**base, "num_attention_heads": 64, "hidden_size": 4096, "vocab_size": 151_936, **more}
 
 

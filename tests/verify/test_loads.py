@@ -228,3 +228,9 @@ def test_an_exclusion_that_could_run_for_ever_is_not_tried(tmp_path: Path) -> No
     config["quantization_config"]["modules_to_not_convert"] = ["(a+)+$"]  # type: ignore[index]
     report = _ask(tensors, config, tmp_path, loader="transformers")
     assert "too costly" in report.not_checked["loads"]
+
+
+def test_a_weight_of_no_axes_is_refused_and_no_traceback(tmp_path: Path) -> None:
+    tensors, config = _deepseek()
+    tensors["model.layers.0.self_attn.o_proj.weight"] = ("F8_E4M3", ())
+    assert "loader-refuses model.layers.0.self_attn.o_proj" in _errors(_ask(tensors, config, tmp_path))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardmill.verify.formats.excludes import safe_regex
+from shardmill.verify.formats.excludes import NAME_CHARS_MAX, safe_regex
 from shardmill.verify.formats.transformers_modules import (
     Architecture,
     architecture_of,
@@ -87,6 +87,8 @@ def _parts(checkpoint: Checkpoint, row: Architecture) -> Iterator[Part]:
     linears = set(row.linears)
     layers = _trunk_layers(checkpoint.config)
     for tensor in checkpoint.tensors.values():
+        if len(tensor.name) > NAME_CHARS_MAX:
+            continue
         module, part, leaf = parameter(row, tensor.name)
         shape = template(module)
         if (shape not in linears and shape != row.bank) or _is_draft(row, tensor.name, layers):

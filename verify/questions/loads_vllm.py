@@ -299,6 +299,8 @@ def _judge_config(
 def _divides(module_input: ModuleInput, block: tuple[int, int]) -> bool:
     """Whether no block spans two parts: of a Linear all but the last must divide, of experts all."""
     weights = [leaves["weight"] for leaves in module_input.parts.values() if "weight" in leaves]
+    if any(len(weight.shape) < 2 for weight in weights):
+        return False
     if ".experts." not in module_input.module:
         return all(weight.shape[0] % block[0] == 0 for weight in weights[:-1])
     if module_input.module.endswith(".w2"):

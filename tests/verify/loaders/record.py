@@ -34,13 +34,14 @@ def build(parent: Path, out: Path, profile: str) -> None:
     from shardmill.pipeline.init.draft import draft
     from shardmill.pipeline.recipe import read as recipes
     from shardmill.pipeline.run import build as run
+    from shardmill.pipeline.run.prepare import prepare
     from shardmill.pipeline.stages.job import Checkpoint, Settings, Watch
     from shardmill.pipeline.stages.scan import scan
 
     made = draft(scan(Checkpoint(recipes.Recipe.model_construct(), parent)), "small", profile)
     recipe = out.with_suffix(".toml")
     recipe.write_text(made.text)
-    run.build(run.prepare(recipes.load(recipe), parent), out, Settings(), Watch())
+    run.build(prepare(recipes.load(recipe), parent), out, Settings(), Watch())
 
 
 def real_outcome(folder: Path) -> dict[str, Any]:

@@ -106,9 +106,6 @@ FAMILIES: tuple[Family, ...] = (
     _family("phi3", rows=(*_config("self_attn.qkv_proj", "self_attn.o_proj"), *_FUSED_MLP)),
     _family("glm4", rows=(*_GQA, *_FUSED_MLP)),
     _family("mixtral", rows=(*_GQA, *_W_MOE)),
-    _family(
-        "minimax_m2", rows=(*_GQA, *_W_MOE, *same("raw", "raw", "block_sparse_moe.e_score_correction_bias"))
-    ),
     _family("qwen3_moe", rows=(*_GQA, *_MLP, *_MOE[:-1], *_config("mlp.gate"))),
     _family(
         "qwen2_moe",

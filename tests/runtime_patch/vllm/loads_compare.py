@@ -23,7 +23,6 @@ KINDS = (
         "deepseek_v3",
         "deepseek_v2",
         "glm4_moe",
-        "minimax_m2",
     ),
     *(
         "granitemoe",

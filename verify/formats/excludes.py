@@ -142,3 +142,10 @@ def pattern_of(text: str) -> Pattern | None:
         return Pattern(text, re.compile(source), len(_REPEAT.findall(source)))
     except (re.error, RecursionError, OverflowError):
         return None
+
+
+def safe_regex(source: str, whole: str | None = None) -> re.Pattern[str] | None:
+    """`whole`, or `source`, compiled; None where `source` is malformed or could take exponential time."""
+    if _pattern(f"re:{source}") is None:
+        return None
+    return re.compile(whole or source)

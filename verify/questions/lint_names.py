@@ -12,6 +12,7 @@ from shardmill.verify.formats.declared import CONFIG, MAPPINGS, Declaration
 from shardmill.verify.formats.excludes import NAME_CHARS_MAX, Excludes, Pattern
 from shardmill.verify.formats.fused import fused_groups, fused_names, kind_of
 from shardmill.verify.formats.schemes import FLOATS, Linear
+from shardmill.verify.questions.loads_vllm import float_modules
 from shardmill.verify.reading.checkpoint import Checkpoint
 from shardmill.verify.rules.findings import Finding
 
@@ -161,6 +162,7 @@ def claimed_not_quantized(names: Names) -> Iterator[Finding]:
         return
     engines_leave = declared.method in ("fp8", "compressed-tensors")
     verdicts: dict[str, bool] = {}
+    built_float = float_modules(names.checkpoint)
     for module in names.modules:
         weight = names.checkpoint.tensors.get(f"{module}.weight")
         if (
@@ -170,7 +172,7 @@ def claimed_not_quantized(names: Names) -> Iterator[Finding]:
             or NOT_LINEAR.search(module)
         ):
             continue
-        if engines_leave and LEFT_BY_ENGINES.search(module):
+        if (engines_leave and LEFT_BY_ENGINES.search(module)) or built_float(module):
             continue
         if not _excluded(declared.excludes, module, verdicts):
             kinds = " or ".join(declared.kinds)

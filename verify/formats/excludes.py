@@ -146,6 +146,6 @@ def pattern_of(text: str) -> Pattern | None:
 
 def safe_regex(source: str, whole: str | None = None) -> re.Pattern[str] | None:
     """`whole`, or `source`, compiled; None where `source` is malformed or could take exponential time."""
-    if _pattern(f"re:{source}") is None:
+    if pattern_of(f"re:{source}") is None:
         return None
     return re.compile(whole or source)

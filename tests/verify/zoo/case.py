@@ -10,7 +10,6 @@ from tests.verify.zoo.clean import CLEAN
 from tests.verify.zoo.model import Model
 from tests.verify.zoo.published import PUBLISHED
 
-
 BASES: Mapping[str, Callable[[], Model]] = {**CLEAN, **{one.name: one.model for one in PUBLISHED}}
 
 

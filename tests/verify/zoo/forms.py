@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-
 from tests.verify.zoo.case import Case, changed
 from tests.verify.zoo.model import Model, patch
 from tests.verify.zoo.published import KV_SCHEME, _cache_scales
@@ -65,7 +64,8 @@ CASES: tuple[Case, ...] = (
         ("infinity in the head", "bf16", "infinite-value", lambda m: patch(m["lm_head.weight"], 400, b"\x80\xff")),
         ("a matrix of zeros", "bf16", "zero-weight", lambda m: _zero(m, f"{DOWN}.weight")),
         ("codes of zeros", "block fp8", "zero-weight", lambda m: _zero(m, f"{DOWN}.weight")),
-        ("a hole of a download", "bf16", "zero-hole", lambda m: patch(m["model.embed_tokens.weight"], 1000, bytes(9000))),
+        ("a hole of a download", "bf16", "zero-hole",
+         lambda m: patch(m["model.embed_tokens.weight"], 1000, bytes(9000))),
         ("a hole in codes", "block fp8", "zero-hole", lambda m: patch(m[f"{DOWN}.weight"], 1000, bytes(9000))),
         ("an expert of zeros", "bf16 moe", "dead-expert", _dead_expert),
         ("an expert of zero codes", "block fp8 moe", "dead-expert", _dead_expert),

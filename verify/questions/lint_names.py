@@ -57,7 +57,7 @@ class Names:
         checkpoint = self.checkpoint
         named = set(checkpoint.index.weight_map.values()) if checkpoint.index is not None else set()
         here = {file for file in checkpoint.files if file.endswith(".safetensors") and "/" not in file}
-        return named | here <= checkpoint.headers.keys()
+        return (named | here) - checkpoint.copies <= checkpoint.headers.keys()
 
     def count(self, *keys: str) -> int:
         """The first of these whole numbers that the config has, else 0."""

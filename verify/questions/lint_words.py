@@ -24,6 +24,7 @@ _REPEATED = re.compile(
     r"(?:^|\.)(\w+)\.(?:\1\.){2,}|(?:^|\.)(language_model|text_model|vision_tower)\.(?:\w+\.)?\2\."
 )
 _NUMBERED_END = re.compile(r"\.\d+$")
+ADAPTER = "adapter_model.safetensors"
 PLAIN_MAX = 2_000  # exclusions that end in a number, held to each layer
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
@@ -42,6 +43,7 @@ def _wrapped(names: Names) -> Iterator[Finding]:
         tensor
         for tensor in names.stacks.representatives()
         if len(tensor.name) <= NAME_CHARS_MAX
+        and not tensor.file.endswith(ADAPTER)  # whose names PEFT writes so
         and (_WRAPPER.search(tensor.name) or _REPEATED.search(tensor.name))
     ]
     if found:

@@ -97,7 +97,9 @@ def _drafts(names: Names, trunk: Stack) -> Iterator[Finding]:
 
 def _dtypes(tensors: Mapping[str, Tensor]) -> Iterator[Finding]:
     """Of one kind, one float dtype: a label exchanged or a scale stored in another dtype shows here alone."""
-    leaves: dict[str, set[str]] = {}  # the last part of a name -> float dtypes: only where two are is there a kind to see
+    leaves: dict[
+        str, set[str]
+    ] = {}  # the last part of a name -> float dtypes: only where two are is there a kind to see
     for name, tensor in tensors.items():
         if tensor.dtype in FLOATS:
             leaves.setdefault(name[name.rfind(".") + 1 :], set()).add(tensor.dtype)

@@ -24,7 +24,9 @@ INDEX_SUFFIX = ".safetensors.index.json"
 SUFFIX = ".safetensors"
 ONE_FILE = "model.safetensors"
 # Mistral's own names beside transformers', and the variants of `save_pretrained(variant=...)`.
-_COPY = re.compile(r"(consolidated([.-]\d{1,5}(-of-\d{1,5})?)?|model\.(fp16|bf16|fp32)(-\d{1,5}-of-\d{1,5})?)\.safetensors$")
+_COPY = re.compile(
+    r"(consolidated([.-]\d{1,5}(-of-\d{1,5})?)?|model\.(fp16|bf16|fp32)(-\d{1,5}-of-\d{1,5})?)\.safetensors$"
+)
 TENSORS_MAX = 600_000  # of a whole checkpoint
 HEADERS_BYTES_MAX = 64 << 20  # of a whole checkpoint: three times those of 150,000 tensors
 FILES_MAX = 20_000  # that an index names
@@ -67,7 +69,9 @@ def open_checkpoint(source: Source, report: Report) -> Checkpoint:
     checkpoint.index = _read_index(checkpoint, report)
     checkpoint.copies = _copies(checkpoint)
     if checkpoint.copies:
-        named = f"{min(checkpoint.copies)} holds the same weights in another form, which the index does not name"
+        named = (
+            f"{min(checkpoint.copies)} holds the same weights in another form, which the index does not name"
+        )
         report.leaves_out(f"{len(checkpoint.copies):,} files beside the model", named)
     left = Left(TENSORS_MAX, HEADERS_BYTES_MAX)
     for file in _shard_files(checkpoint):

@@ -1,8 +1,8 @@
 """Dead data: weights of zeros, stretches of zero bytes, experts that never answer. No manifest vouches for them.
 
 What is honest: norms and biases of zeros (zero-centred norms are published so), rows of zeros that begin and
-end as rows do and are a small part of the weight (padded vocabularies, reserved tokens, padded widths), and whole blocks
-of codes whose scale is the one that a converter gives to a block of zeros.
+end as rows do and are a small part of the weight (padded vocabularies, reserved tokens, padded widths), and
+whole blocks of codes whose scale is the one that a converter gives to a block of zeros.
 """
 
 from __future__ import annotations

@@ -3,9 +3,10 @@ any network.
 
 Evidence for the bounds. Of one kind of weight over its layers, the largest root mean square is 1.0 to 1.3
 times the smallest in freshly initialised models, and 1.25 to 1.62 times in a trained sentence encoder
-(all-MiniLM-L6-v2: six layers, six kinds of matrices). Quantized and float matrices of one model lie within a factor of 8. Initialisation is near
-1 / sqrt(inputs), 0.004 to 0.1 for 100 to 65,536 inputs. A scale that is squared, inverted or off by a bias of
-120 moves a weight by a thousand and more; 64 times is told by siblings alone.
+(all-MiniLM-L6-v2: six layers, six kinds of matrices). Quantized and float matrices of one model lie within a
+factor of 8. Initialisation is near 1 / sqrt(inputs), 0.004 to 0.1 for 100 to 65,536 inputs. A scale that is
+squared, inverted or off by a bias of 120 moves a weight by a thousand and more; 64 times is told by siblings
+alone.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def _alarms(report: Report) -> set[str]:
 
 
 def _with_a_block_of_zeros(folder: Path, scale: float, first: int = 0, rows: int = BLOCK) -> Report:
-    """[512, 256] of FP8 blocks; `rows` rows from `first` on are zero, and the blocks of the first 128 rows have `scale`."""
+    """[512, 256] of FP8 blocks: rows from `first` on are zero, and the first row of blocks has this `scale`."""
     codes = np.random.default_rng(1).integers(0x20, 0x70, (ROWS, COLS), np.uint8)
     codes[first : first + rows] = 0
     grid = np.full((ROWS // BLOCK, COLS // BLOCK), 0.011, "<f4")

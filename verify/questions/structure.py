@@ -36,7 +36,8 @@ def _index_faults(checkpoint: Checkpoint, index: Index) -> Iterator[Finding]:
         else:
             yield Finding("missing-shard", file, "", f"a file that {index.file} names", "none")
     yield from _names(checkpoint, index, renamed)
-    for file in checkpoint.headers:
+    native = {file for file in checkpoint.copies if file.startswith("consolidated")}  # vLLM may load it
+    for file in sorted(checkpoint.headers.keys() | native):
         if file not in named and file not in renamed.values():
             yield Finding("stray-shard", file, "", f"a file that {index.file} names")
     if index.total_size is not None and named <= set(checkpoint.headers):

@@ -36,6 +36,14 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "shardmill.pipeline.commands.pin:pin",
         "Write the parent's lock file: size and sha256 of each file.",
     ),
+    "delta": (
+        "shardmill.pipeline.commands.delta:delta",
+        "What turns one checkpoint into another, as a folder.",
+    ),
+    "apply": (
+        "shardmill.pipeline.commands.delta:apply_command",
+        "Make the new checkpoint from the old one and a delta.",
+    ),
     "toy-parent": (
         "shardmill.pipeline.commands.toy:toy_parent",
         "Make a parent with the real one's structure, in toy size.",

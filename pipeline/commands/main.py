@@ -36,6 +36,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "shardmill.pipeline.commands.pin:pin",
         "Write the parent's lock file: size and sha256 of each file.",
     ),
+    "publish": (
+        "shardmill.pipeline.commands.publish:publish",
+        "Publish a checkpoint on a hub, in one commit, sending what the hub lacks.",
+    ),
     "delta": (
         "shardmill.pipeline.commands.delta:delta",
         "What turns one checkpoint into another, as a folder.",
@@ -157,7 +161,7 @@ def _terminated(signum: int, frame: FrameType | None) -> None:
 
 def _stopped(how: str, code: int) -> int:
     _ignore_signals()
-    resumable = sys.argv[1:2] == ["build"]
+    resumable = sys.argv[1:2] in (["build"], ["publish"])
     click.echo(how + ("; run the same command to continue" if resumable else ""), err=True)
     return code
 

@@ -231,6 +231,6 @@ def _verify(delta: Delta, part: Path) -> None:
 def _refuse_difference(what: str, kind: str, expected: str | None, got: str) -> None:
     if expected != got:
         raise CheckpointError(
-            f"{what}: expected the {kind} {expected}, got {got}: the old checkpoint or the delta is damaged; nothing was "
-            f"written; `shardmill verify integrity` tells which file of the old one, else fetch the delta again"
+            f"{what}: expected the {kind} {expected}, got {got}: the old checkpoint or the delta is damaged; "
+            f"nothing was written; `shardmill verify integrity` tells which file of the old one, else fetch the delta again"
         )

@@ -81,7 +81,7 @@ class Delta:
 
     def to_bytes(self) -> bytes:
         body = {"format": DELTA_FORMAT, **asdict(self)}
-        return lzma.compress(canonical({**body, "self": key_of(body)}), preset=6)
+        return lzma.compress(canonical({**body, "self": key_of(body)}), preset=2)
 
     @classmethod
     def from_bytes(cls, data: bytes, origin: str) -> Delta:

@@ -43,7 +43,8 @@ def delta(old: Path, new: Path, out: Path, as_json: bool) -> None:
         return
     click.echo(
         f"{out}: {human(written.bytes)} for a checkpoint of {human(facts['new_bytes'])}: "
-        f"{counted(ways['same'], 'file')} unchanged, {ways['shard']} made of tensors, {ways['whole'] + ways['patch']} sent"
+        f"{counted(ways['same'], 'file')} unchanged, {ways['shard']} made of tensors, "
+        f"{ways['whole'] + ways['patch']} sent"
     )
     click.echo(
         f"tensors: {len(changes.changed):,} changed, {len(changes.added):,} added, {len(changes.removed):,} removed, "

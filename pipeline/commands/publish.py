@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardmill.pipeline.commands.options import json_option, printable, show_json, tell
-from shardmill.pipeline.commands.progress import counted, human
+from shardmill.pipeline.commands.progress import counted
 from shardmill.pipeline.errors import ShardmillError
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _show(facts: dict[str, Any], dry_run: bool) -> None:
         click.echo(f"nothing to do: {facts['place']} has every file at {facts['commit'] or 'its head'}")
         return
     counts = ", ".join(
-        f"{counted(len(facts[word]['files']), 'file')} {word} ({human(facts[word]['bytes'])}, {facts[word]['bytes']:,} bytes)"
+        f"{counted(len(facts[word]['files']), 'file')} {word} ({facts[word]['bytes']:,} bytes)"
         for word in ("sent", "copied", "found", "kept", "deleted")
     )
     click.echo(f"{facts['place']}: {counts}")

@@ -232,5 +232,5 @@ def _refuse_difference(what: str, kind: str, expected: str | None, got: str) -> 
     if expected != got:
         raise CheckpointError(
             f"{what}: expected the {kind} {expected}, got {got}: the old checkpoint or the delta is damaged; "
-            f"nothing was written; `shardmill verify integrity` tells which file of the old one, else fetch the delta again"
+            f"nothing was written; `shardmill verify integrity` tells what of the old one, else fetch the delta again"
         )

@@ -58,19 +58,16 @@ class Hub:
         files = {each.path: _hub_file(each) for each in tree if hasattr(each, "blob_id")}
         return Listing(repository, str(info.sha), files, bool(info.private))
 
-    def exists(self) -> bool:
+    def create(self, base: Listing | None, private: bool) -> None:
+        """Makes the repository, where there is none (`base` is None), and the branch, which begins as main is."""
         with _told(str(self.place)):
-            return bool(self._api.repo_exists(self.place.repository))
-
-    def create(self, private: bool) -> None:
-        """Makes the repository and the branch where they are not there."""
-        with _told(str(self.place)):
-            self._api.create_repo(self.place.repository, private=private, exist_ok=True)
+            if base is None:
+                self._api.create_repo(self.place.repository, private=private, exist_ok=True)
             if self.place.branch != "main":
                 self._api.create_branch(self.place.repository, branch=self.place.branch, exist_ok=True)
 
     def held(self, files: Sequence[LocalFile]) -> frozenset[str]:
-        """The sha256s that the repository's storage holds already, under a name or none; nothing is changed by asking."""
+        """The sha256s that the repository's storage holds, under a name or none; asking changes nothing."""
         from huggingface_hub.lfs import UploadInfo, post_lfs_batch_info
 
         infos = [UploadInfo(file.bytes, b"", bytes.fromhex(file.sha256)) for file in files if file.bytes]
@@ -173,7 +170,7 @@ def _told(what: str) -> Iterator[None]:
 
 
 def _said(error: BaseException) -> str:
-    """The error's own lines on one, without the token that an address might hold; that of its cause, where it has one."""
+    """What the deepest cause says, on one line, without the signature that an address might hold."""
     deepest = error
     while deepest.__cause__ is not None:
         deepest = deepest.__cause__

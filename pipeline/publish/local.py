@@ -56,8 +56,8 @@ def _refuse_unfinished(folder: Path) -> None:
 def _refuse_missing_shards(folder: Path, names: frozenset[str]) -> None:
     if missing := sorted(set(_indexed(folder)) - names):
         raise CheckpointError(
-            f"{folder / INDEX_FILE}: names {missing[0]}, which is not there; a hub would hold half a checkpoint: build it "
-            f"again"
+            f"{folder / INDEX_FILE}: names {missing[0]}, which is not there; a hub would hold half a checkpoint; "
+            f"build it again"
         )
 
 

@@ -39,8 +39,8 @@ class Surveyed:
     folder: Path
     place: Place
     files: tuple[LocalFile, ...]
-    head: Listing | None
-    parent: Listing | None
+    head: Listing | None  # the branch; None where it is not there yet
+    base: Listing | None  # what the branch is, or begins as; None where the repository is not there yet
     plan: Publication
     message: str
 
@@ -50,14 +50,13 @@ def survey(folder: Path, place: Place, wish: Wish, tell: Tell) -> Surveyed:
     files, manifest = local_files(folder)
     hub = Hub(place)
     head = hub.head()
-    exists = head is not None or hub.exists()
-    _refuse_place(place, wish, head, exists)
-    parent = _parent(hub, manifest, wish, tell)
-    plan = plan_publication(files, head, parent)
-    if exists:
+    base = head or hub.listing(place.repository, None)
+    _refuse_place(place, wish, head, base)
+    plan = plan_publication(files, base, _parent(hub, manifest, wish, tell))
+    if base is not None:
         plan = with_found(plan, hub.held(plan.candidates))
     message = wish.message or f"Publish {manifest.recipe.name if manifest else folder.resolve().name}"
-    return Surveyed(folder, place, files, head, parent, plan, message)
+    return Surveyed(folder, place, files, head, base, plan, message)
 
 
 def publish(surveyed: Surveyed, wish: Wish, tell: Tell) -> str:
@@ -65,7 +64,7 @@ def publish(surveyed: Surveyed, wish: Wish, tell: Tell) -> str:
     hub = Hub(surveyed.place)
     head, plan = surveyed.head, surveyed.plan
     if head is None:
-        hub.create(wish.private)
+        hub.create(surveyed.base, wish.private)
         head = hub.head()
         if head is None:
             raise HubError(f"{surveyed.place}: was made and is not there; run the same command again")
@@ -75,18 +74,18 @@ def publish(surveyed: Surveyed, wish: Wish, tell: Tell) -> str:
         commit = _send(hub, surveyed, plan, head, wish.workers, tell)
     except CopyRefusedError as error:
         tell(f"{error}; what should be copied is sent instead")
-        plan = plan_publication(surveyed.files, surveyed.head, None)
+        plan = plan_publication(surveyed.files, surveyed.base, None)
         plan = with_found(plan, hub.held(plan.candidates))
         commit = _send(hub, surveyed, plan, head, wish.workers, tell)
     _refuse_other_head(hub, surveyed)
     return commit
 
 
-def _refuse_place(place: Place, wish: Wish, head: Listing | None, exists: bool) -> None:
+def _refuse_place(place: Place, wish: Wish, head: Listing | None, base: Listing | None) -> None:
     if head is None and not wish.create:
-        what = f"has no branch {place.branch}" if exists else "is not there, or not for you to see"
+        what = f"has no branch {place.branch}" if base else "is not there, or not for you to see"
         raise HubError(f"{place}: {what}; add --create to make it, or log in (`hf auth login`)")
-    if head is not None and wish.private and not head.private:
+    if base is not None and wish.private and not base.private:
         raise HubError(
             f"{place}: is public already, and --private would not change that; change it on the hub, or leave it out"
         )
@@ -154,6 +153,6 @@ def _refuse_other_head(hub: Hub, surveyed: Surveyed) -> None:
     ]
     if wrong:
         raise HubError(
-            f"{surveyed.place}: after the commit {wrong[0]} is not as in {surveyed.folder}; somebody else has committed, or "
-            f"the hub ignores it (.gitignore); run the same command again"
+            f"{surveyed.place}: after the commit {wrong[0]} is not as in {surveyed.folder}; somebody else has "
+            f"committed, or the hub ignores it (.gitignore); run the same command again"
         )

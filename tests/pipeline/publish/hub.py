@@ -99,7 +99,8 @@ _NOT_FOUND: Answer = (404, {"error": "Repository not found"}, {"X-Error-Code": "
 def _create(hub: Hub, path: str, body: Any) -> Answer:
     name = f"{body['organization']}/{body['name']}"
     if name in hub.repositories:
-        return (409, {"error": "You already created this model repo"}, {})
+        url = f"{hub.address}/{name}"
+        return (409, {"error": "You already created this model repo", "url": url}, {})
     private = body.get("visibility") == "private" or bool(body.get("private"))
     hub.repositories[name] = Repository(private)
     hub.repositories[name].commit("main", {".gitattributes": Entry(b"*.safetensors\n", False)}, "initial")

@@ -14,7 +14,7 @@ from shardmill.pipeline.errors import ShardmillError
 
 if TYPE_CHECKING:
     from shardmill.pipeline.publish.facts import Place
-    from shardmill.pipeline.publish.plan import Step
+    from shardmill.pipeline.publish.plan import Step, Way
     from shardmill.pipeline.publish.publish import Surveyed
 
 
@@ -90,7 +90,7 @@ def _nothing(line: str) -> None:
 
 def _facts(surveyed: Surveyed, commit: str | None) -> dict[str, Any]:
     plan = surveyed.plan
-    words = {"sent": "send", "copied": "copy", "found": "found", "kept": "keep"}
+    words: dict[str, Way] = {"sent": "send", "copied": "copy", "found": "found", "kept": "keep"}
     ways = {word: _way(plan.of(way)) for word, way in words.items()}
     deleted = {file.name: file.bytes for file in plan.deleted}
     return {

@@ -125,7 +125,7 @@ def _parsed(body: Mapping[str, Any]) -> Delta:
         used = {run.file for run in file.runs if run.file} | ({file.source} if file.source else set())
         if missing := used - set(needs):
             raise ValueError(f"{name} is made from {min(missing)}, whose size is not stated")
-    fields = {
+    fields: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in body["changes"].items()
     }
     return Delta(body["old_manifest"], body["new_manifest"], needs, files, Changes(**fields))

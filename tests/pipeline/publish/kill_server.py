@@ -25,6 +25,7 @@ def main() -> None:
         child = os.fork()
         if child == 0:
             os.read(reading, 1)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             sys.argv = ["shardmill", "publish", folder, place, "--workers", "1"]
             os._exit(commands.answer())
         print(child, flush=True)

@@ -30,6 +30,10 @@ class NumbaRows:
         """Largest magnitude of each block as f32 bits: u32 [ceil(rows/r), ceil(C/c)]."""
         bits = self._bits(source)
         mask = bits.dtype.type(np.iinfo(bits.dtype).max // 2)  # all but the sign
+        r, c = block
+        if r == 1 and c > 1 and c & (c - 1) == 0 and bits.shape[1] % c == 0:
+            in_rows: U32 = group_maxima(bits, c, mask, bits.itemsize == 2)
+            return in_rows
         maxima: U32 = _maxima(bits, *block, mask, bits.itemsize == 2)
         return maxima
 
@@ -103,9 +107,42 @@ def _codes(bits: NDArray[Any], scales: F32, r: int, c: int, narrow: bool, out: U
 
 @_compiled
 def spread(scale_row: F32, c: int, divisors: F32) -> None:
-    """divisors f32 [C] = each block's scale, c times."""
-    for k in range(scale_row.size):
-        divisors[k * c : (k + 1) * c] = scale_row[k]
+    """divisors f32 [C] = each block's scale, c times; the last block may be narrower.
+
+    The usual small blocks have loops of their own: LLVM makes one or two stores of a loop whose length it knows.
+    """
+    C = divisors.size
+    if c == 16:
+        for k in range(C // 16):
+            for j in range(16):
+                divisors[16 * k + j] = scale_row[k]
+    elif c == 32:
+        for k in range(C // 32):
+            for j in range(32):
+                divisors[32 * k + j] = scale_row[k]
+    else:
+        for k in range(scale_row.size):
+            for j in range(k * c, min((k + 1) * c, C)):
+                divisors[j] = scale_row[k]
+
+
+@_compiled
+def group_maxima(bits: NDArray[Any], group: int, mask: Any, narrow: bool) -> U32:
+    """u32 [rows, C/g], f32 bits of each group's largest magnitude; group is a power of two from 2 on."""
+    rows, C = bits.shape
+    out = np.empty((rows, C // group), np.uint32)
+    halves = np.empty(C, bits.dtype)
+    for i in range(rows):
+        left = C // 2
+        for j in range(left):
+            halves[j] = max(bits[i, 2 * j] & mask, bits[i, 2 * j + 1] & mask)
+        while left > out.shape[1]:
+            left //= 2
+            for j in range(left):  # in place: what is written lies before what is still to be read
+                halves[j] = max(halves[2 * j], halves[2 * j + 1])
+        for k in range(left):
+            out[i, k] = f32_bits(halves[k], narrow)
+    return out
 
 
 @_compiled

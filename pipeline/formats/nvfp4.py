@@ -5,8 +5,8 @@ for gate and up. Two laws, as two families of tools write it:
 
 nvfp4/1     ModelOpt 0.47: s2 = amax / 2688; s = E4M3 of amax16 / (6 * s2), at least 2^-9, 1 for zeros; code of
             w / (s * s2). Value = code * (s * s2).
-nvfp4-ct/1  compressed-tensors 0.20: g = 2688 / amax; s = E4M3 of g * (amax16 / 6), 1/8 where that is 0; code of
-            w / (s / g). Value = code * (s / g).
+nvfp4-ct/1  compressed-tensors 0.20: g = 1 / amax * 2688, as PyTorch divides a number by a tensor; s = E4M3 of
+            g * (amax16 / 6), 1/8 where that is 0; code of w / (s / g). Value = code * (s / g).
 
 All in f32. s2 is at least 2^-100 (g at most 2^100), so that no product is subnormal. From MXFP4 the cast is ModelOpt's
 closed form: s2 = 2^(k - 8), k the largest exponent of a group that is not all zeros; then s = 2^(k_j - k + 8) is an
@@ -79,7 +79,7 @@ def _multiplied(amax: F32, largest: np.float32) -> tuple[np.float32, U8, F32]:
 
 def _reciprocal(amax: F32, largest: np.float32) -> tuple[np.float32, U8, F32]:
     """nvfp4-ct/1: the same for g."""
-    number = np.minimum(_WHOLE / largest, np.float32(1) / _FLOOR) if largest else np.float32(1)
+    number = np.minimum(np.float32(1) / largest * _WHOLE, np.float32(1) / _FLOOR) if largest else np.float32(1)
     scales = e4m3_codes(np.minimum(number * (amax / _SIX), np.float32(E4M3_MAX)))
     scales[scales == 0] = _EIGHTH
     return number, scales, E4M3_VALUES[scales] / number

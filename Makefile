@@ -10,7 +10,7 @@ READY     := $(VENV)/.ready
 TOY       := build/toy-parent
 
 .DEFAULT_GOAL := help
-.PHONY: report report-shots fuzz mutants help setup plan explain checkpoint verify test bench bench-large bench-profile bench-revisions bench-peers real torture lint clean vllm-test loaders-test serving-wheel gpu-test gpu-bench accept-real
+.PHONY: report report-shots fuzz mutants help setup plan explain checkpoint verify test bench bench-large bench-profile bench-revisions bench-peers real torture lint clean vllm-test loaders-test serving-wheel install-test gpu-test gpu-bench accept-real
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -118,6 +118,11 @@ LOADERS   := .venv-loaders/bin/python
 
 loaders-test: .venv-loaders/.ready ## what transformers holds of our builds, bit for bit: 2 GB, a minute
 	$(LOADERS) -m pytest tests/pipeline/profiles/test_loaders.py
+
+install-test: $(READY) ## install beside the packages `kernels` and `transformers`, in both orders: 1 GB, minutes
+	rm -rf build/install && mkdir -p build/install
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/install .
+	$(BIN)/python -m tests.install.beside_kernels build/install/shardmill-*.whl build/install
 
 .venv-loaders/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-loaders

@@ -6,16 +6,13 @@ A row at a time, each pass over contiguous memory, so that LLVM makes vector cod
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-from shardmill.kernels.block_fp8_numba import f32_bits, spread
+from shardmill.kernels.e4m3_numba import compiled, f32_bits, spread
 from shardmill.kernels.formats import F32, U8
 
-_compiled = njit(cache=True, nogil=True, error_model="numpy")
 
-
-@_compiled
+@compiled
 def e2m1_packed(bits: NDArray[Any], narrow: bool, divisors: F32, group: int) -> U8:
     """u8 [rows, C/2]; see GroupCodes.e2m1."""
     rows, C = bits.shape
@@ -30,7 +27,7 @@ def e2m1_packed(bits: NDArray[Any], narrow: bool, divisors: F32, group: int) -> 
     return packed
 
 
-@_compiled
+@compiled
 def integer_codes(
     bits: NDArray[Any], narrow: bool, divisors: F32, group: int, low: Any, high: Any
 ) -> NDArray[np.int8]:
@@ -46,7 +43,7 @@ def integer_codes(
     return codes
 
 
-@_compiled
+@compiled
 def _e2m1(number: Any, divisor: Any) -> Any:
     """The code, u8, of the f32 with these bits / divisor; see group_codes.e2m1_codes."""
     magnitude = np.uint32(number & np.uint32(0x7FFFFFFF)).view(np.float32)

@@ -45,7 +45,11 @@ class Part:
 
     def span(self, begin: int, end: int) -> tuple[int, int]:
         """Which indices of its axis weight rows [begin, end) need; `begin` starts one."""
-        return (begin // self.per, -(-end // self.per)) if self.per else (0, self.shape[self.axis] if self.shape else 1)
+        return (
+            (begin // self.per, -(-end // self.per))
+            if self.per
+            else (0, self.shape[self.axis] if self.shape else 1)
+        )
 
 
 @dataclass(frozen=True, slots=True)

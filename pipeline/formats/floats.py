@@ -40,7 +40,16 @@ def _decode(arrays: Arrays, setting: Setting) -> F32:
     return widened(arrays["values"])
 
 
-_ANY: Final = ("fp8", "compressed-tensors", "modelopt", "modelopt-mixed", "awq", "gptq", "deepseek-v4", "gpt-oss")
+_ANY: Final = (
+    "fp8",
+    "compressed-tensors",
+    "modelopt",
+    "modelopt-mixed",
+    "awq",
+    "gptq",
+    "deepseek-v4",
+    "gpt-oss",
+)
 
 FORMAT: Final = Format(
     name="bf16",

@@ -43,7 +43,9 @@ def stored_scales(scales: NDArray[Any]) -> F32:
     return bf16_to_f32(scales) if scales.dtype == np.uint16 else scales.astype(np.float32, copy=False)
 
 
-def encode_blocks(strip: NDArray[Any], setting: Setting, block: Block, law: str) -> tuple[U8, F32, dict[str, int]]:
+def encode_blocks(
+    strip: NDArray[Any], setting: Setting, block: Block, law: str
+) -> tuple[U8, F32, dict[str, int]]:
     """Codes u8 like the strip, scales f32 [ceil(rows/r), ceil(C/c)], and what the law counts."""
     codes, scales = np.empty(strip.shape, np.uint8), np.empty(grid(strip.shape, block), np.float32)
     counts = BlockEncoder(law, block, setting.codes.rows).encode(strip, codes, scales)
@@ -83,7 +85,10 @@ def _fine(entry: str) -> Callable[[Params], dict[str, Any]]:
     return lambda params: {"quant_algo": entry, "group_size": params.block[0]}
 
 
-_INVERSE: Final = {"codes": ".weight", "scales": ".weight_scale_inv"}  # DeepSeek's name; the number multiplies
+_INVERSE: Final = {
+    "codes": ".weight",
+    "scales": ".weight_scale_inv",
+}  # DeepSeek's name; the number multiplies
 _PLAIN: Final = {"codes": ".weight", "scales": ".weight_scale"}
 
 FORMAT: Final = Format(

@@ -34,13 +34,17 @@ def _parts(shape: Shape, params: Params) -> tuple[Part, ...]:
 def _unfit(shape: Shape, params: Params) -> str | None:
     R, C = shape[-2:]
     if R % _IN_WORD or C % _IN_WORD or C % params.group:
-        return f"has shape [{R}, {C}]; GPTQ packs 8 columns a word, 8 zero points, and groups of {params.group}"
+        return (
+            f"has shape [{R}, {C}]; GPTQ packs 8 columns a word, 8 zero points, and groups of {params.group}"
+        )
     return None
 
 
 def _decode(arrays: Arrays, setting: Setting) -> F32:
     words = np.ascontiguousarray(arrays["codes"]).view(np.uint32)
-    codes = (words[:, None, :] >> _SHIFTS[None, :, None] & np.uint32(15)).reshape(-1, words.shape[1])  # [C, R]
+    codes = (words[:, None, :] >> _SHIFTS[None, :, None] & np.uint32(15)).reshape(
+        -1, words.shape[1]
+    )  # [C, R]
     zeros = _numbers(arrays["zeros"]) + np.float32(setting.law != "gptq_v2")
     groups = arrays["groups"].astype(np.intp)
     scales = stored_scales(arrays["scales"])

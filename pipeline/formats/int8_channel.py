@@ -52,7 +52,9 @@ FORMAT: Final = Format(
     name="int8-channel",
     title="INT8, a scale a row",
     laws={"int8/1": "amax / 127.5"},
-    spellings=(Spelling("compressed-tensors", {"codes": ".weight", "scales": ".weight_scale"}, entry=_declared),),
+    spellings=(
+        Spelling("compressed-tensors", {"codes": ".weight", "scales": ".weight_scale"}, entry=_declared),
+    ),
     parts=_parts,
     unfit=always_fit,
     unit=lambda shape, params: (1, shape[1]),

@@ -9,7 +9,10 @@ import numpy as np
 from shardmill.kernels.formats import F32
 from shardmill.kernels.group_codes import SMALLEST_SCALE
 
-_HALF_RANGES: Final = {8: np.float32(127.5), 4: np.float32(7.5)}  # (max - min) / 2 of a signed number of so many bits
+_HALF_RANGES: Final = {
+    8: np.float32(127.5),
+    4: np.float32(7.5),
+}  # (max - min) / 2 of a signed number of so many bits
 
 
 def scales_of(amax: F32, bits: int) -> F32:

@@ -15,7 +15,17 @@ from numpy.typing import NDArray
 
 from shardmill.kernels.formats import E2M1_VALUES, F32, U8, U32
 from shardmill.kernels.group_codes import SMALLEST_SCALE, unpack_nibbles, widened
-from shardmill.pipeline.formats.base import Arrays, Format, Params, Part, Setting, Shape, Spelling, columns_of, compressed
+from shardmill.pipeline.formats.base import (
+    Arrays,
+    Format,
+    Params,
+    Part,
+    Setting,
+    Shape,
+    Spelling,
+    columns_of,
+    compressed,
+)
 from shardmill.pipeline.formats.fp8 import e8m0_codes, e8m0_values
 
 GROUP: Final = 32
@@ -51,7 +61,9 @@ def _power_of_two(wanted: F32) -> F32:
 def _errors(strip: NDArray[Any], packed: U8, scales: F32) -> NDArray[np.int64]:
     """Squared error of each group in units of its scale squared: i64 [rows, C/32]."""
     quotients = widened(strip) / np.repeat(scales, GROUP, axis=1)
-    errors = np.minimum(np.abs(E2M1_VALUES[unpack_nibbles(packed)] - quotients), _LARGEST_ERROR).astype(np.float64)
+    errors = np.minimum(np.abs(E2M1_VALUES[unpack_nibbles(packed)] - quotients), _LARGEST_ERROR).astype(
+        np.float64
+    )
     units = (errors * errors * _ERROR_UNITS + 0.5).astype(np.int64)
     sums: NDArray[np.int64] = units.reshape(len(strip), -1, GROUP).sum(axis=2)
     return sums
@@ -78,7 +90,9 @@ FORMAT: Final = Format(
     title="MXFP4, a power of two for 32",
     laws={"mxfp4/1": "the better by squared error of the smallest power of two >= amax / 6 and its half"},
     spellings=(
-        Spelling("compressed-tensors", {"codes": ".weight_packed", "scales": ".weight_scale"}, entry=_declared),
+        Spelling(
+            "compressed-tensors", {"codes": ".weight_packed", "scales": ".weight_scale"}, entry=_declared
+        ),
         Spelling("gpt-oss", {"codes": "_blocks", "scales": "_scales"}, shapes={"codes": _blocks}),
         Spelling(
             "deepseek-v4", {"codes": ".weight", "scales": ".scale"}, {"codes": "I8", "scales": "F8_E8M0"}

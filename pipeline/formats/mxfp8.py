@@ -57,7 +57,12 @@ def _decode(arrays: Arrays, setting: Setting) -> F32:
 
 _NAMES: Final = {"codes": ".weight", "scales": ".weight_scale"}
 _GROUPED: Final = {"num_bits": 8, "type": "float", "strategy": "group", "group_size": GROUP}
-_GROUP_INPUTS: Final = {**DYNAMIC_TOKENS, "strategy": "group", "group_size": GROUP, "scale_dtype": "torch.uint8"}
+_GROUP_INPUTS: Final = {
+    **DYNAMIC_TOKENS,
+    "strategy": "group",
+    "group_size": GROUP,
+    "scale_dtype": "torch.uint8",
+}
 
 
 def _declared(params: Params) -> dict[str, Any]:

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shardmill.kernels.block_fp8 import NonFinite
-from shardmill.kernels.recover import share_exact
+from shardmill.kernels.block_fp8 import NonFinite, share_exact
 from shardmill.pipeline.container.files import Source
 from shardmill.pipeline.errors import CheckpointError
 from shardmill.pipeline.types import BlockShape, Parent, Plan, QuantizeBlock, TensorRef

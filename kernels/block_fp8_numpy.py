@@ -245,7 +245,7 @@ def _over_blocks(
 
 def _group_maxima(unsigned: NDArray[Any], group: int) -> NDArray[Any]:
     """[rows, C] bits of numbers with a sign -> [rows, C/g], the largest magnitude's bits; group is a power of two."""
-    halves = unsigned & unsigned.dtype.type(np.iinfo(unsigned.dtype).max // 2)
+    halves: NDArray[Any] = unsigned & unsigned.dtype.type(np.iinfo(unsigned.dtype).max // 2)
     while group > 1:
         halves, group = np.maximum(halves[:, 0::2], halves[:, 1::2]), group // 2
     return halves

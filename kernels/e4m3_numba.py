@@ -32,16 +32,17 @@ def spread(scale_row: F32, c: int, divisors: F32) -> None:
 
     The usual small blocks have loops of their own: LLVM makes one or two stores of a loop whose length it knows.
     """
-    C = divisors.size
+    C, whole = divisors.size, 0
     if c == 16:
-        for k in range(C // 16):
+        whole = C // 16
+        for k in range(whole):
             for j in range(16):
                 divisors[16 * k + j] = scale_row[k]
     elif c == 32:
-        for k in range(C // 32):
+        whole = C // 32
+        for k in range(whole):
             for j in range(32):
                 divisors[32 * k + j] = scale_row[k]
-    else:
-        for k in range(scale_row.size):
-            for j in range(k * c, min((k + 1) * c, C)):
-                divisors[j] = scale_row[k]
+    for k in range(whole, scale_row.size):
+        for j in range(k * c, min((k + 1) * c, C)):
+            divisors[j] = scale_row[k]

@@ -53,7 +53,8 @@ class GroupCodes:
             return packed
         out = np.empty((source.shape[0], source.shape[1] // 2), np.uint8)
         for rows in _chunks(source):
-            codes = e2m1_codes(widened(source[rows]) / np.repeat(divisors[rows], group, axis=1))
+            quotients = np.divide(widened(source[rows]), np.repeat(divisors[rows], group, axis=1))
+            codes = e2m1_codes(quotients)
             out[rows] = codes[:, 0::2] | codes[:, 1::2] << np.uint8(4)
         return out
 

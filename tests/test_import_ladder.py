@@ -31,6 +31,7 @@ kernels.*           | -                | torch numba triton | it knows numbers, 
 pipeline.errors     | -                | - | everything stands on it
 pipeline.types      | errors           | - | planning needs no arrays: the standard library alone
 pipeline.recipe.*   | errors types     | - | it reads TOML and no other file; names are opaque strings
+pipeline.formats.*  | kernels            | - | a format is numbers and names; it opens no file and knows no model
 pipeline.container.* | errors types    | huggingface_hub | bytes in and out: numbers are opaque
 pipeline.manifest.lock | errors types container manifest | - | it reads a parent's bytes, never a kernel
 pipeline.manifest.* | errors types     | - | a record is readable without what made it

@@ -116,7 +116,7 @@ def _from_mxfp4(arrays: Arrays, setting: Setting) -> dict[str, NDArray[Any]]:
     within = (k >= _WINDOW[0] * number) & (k <= _WINDOW[1] * number)
     data = E2M1_VALUES[magnitudes].max(axis=2) * k
     amax = np.where(within, _SIX * k, data)
-    wanted = np.clip(amax / (_SIX * number), _SMALLEST, np.float32(E4M3_MAX))
+    wanted: F32 = np.clip(amax / (_SIX * number), _SMALLEST, np.float32(E4M3_MAX)).astype(np.float32)
     scales = np.repeat(e4m3_codes(wanted), 2, axis=1)
     packed = np.ascontiguousarray(arrays["codes"].view(np.uint8))
     packed = packed.reshape(len(packed), -1)

@@ -1,4 +1,4 @@
-"""What holds of every number format: parts as declared, the same bytes whoever computes, and decoding undoes encoding."""
+"""What holds of every number format: its parts as declared, the same bytes from every kernel, near when decoded."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # Every target sets itself up. `make help` lists them.
 PARENT    ?=
 OUT       ?= build/checkpoint
-CONFIG    ?= pipeline.toml
+RECIPE    ?= $(or $(CONFIG),pipeline.toml)
 WORKERS   ?= 2
 PYTHON    ?= python3
 VENV      := .venv
@@ -14,7 +14,7 @@ TOY       := build/toy-parent
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  PARENT=dir OUT=dir CONFIG=pipeline.toml WORKERS=2 set what they work on."
+	@echo "  PARENT=dir OUT=dir RECIPE=pipeline.toml WORKERS=2 set what they work on."
 
 setup: $(READY) ## make .venv with the pipeline and the test tools
 
@@ -39,14 +39,14 @@ endif
 .PHONY: parent-ready
 
 plan: $(READY) parent-ready ## what a build would make, from headers alone
-	$(BIN)/shardmill plan -c $(CONFIG) --parent "$(parent)" --out "$(OUT)"
+	$(BIN)/shardmill plan --recipe $(RECIPE) --parent "$(parent)" --out "$(OUT)"
 
 explain: $(READY) parent-ready ## what a build would do now, and why
-	$(BIN)/shardmill explain -c $(CONFIG) --parent "$(parent)" --out "$(OUT)"
+	$(BIN)/shardmill explain --recipe $(RECIPE) --parent "$(parent)" --out "$(OUT)"
 
 checkpoint: $(READY) parent-ready ## the main job: PARENT -> OUT, then verify integrity
-	$(BIN)/shardmill plan -c $(CONFIG) --parent "$(parent)" --out "$(OUT)"
-	$(BIN)/shardmill build -c $(CONFIG) --parent "$(parent)" --out "$(OUT)" --workers $(WORKERS)
+	$(BIN)/shardmill plan --recipe $(RECIPE) --parent "$(parent)" --out "$(OUT)"
+	$(BIN)/shardmill build --recipe $(RECIPE) --parent "$(parent)" --out "$(OUT)" --workers $(WORKERS)
 	$(BIN)/shardmill verify integrity "$(OUT)" --parent "$(parent)"
 
 verify: $(READY) ## check the checkpoint in OUT

@@ -7,13 +7,6 @@ RECIPE = Path(__file__).resolve().parents[1] / "pipeline.toml"
 BIG_RECIPE = """
 format = 1
 name = "big"
-[stages]
-scan = { needs = [] }
-classify = { needs = ["scan"] }
-quantize = { needs = ["classify"] }
-scales = { needs = ["quantize"] }
-rewrite = { needs = ["classify", "quantize", "scales"] }
-index = { needs = ["scan", "rewrite"] }
 [[family]]
 name = "head"
 match = "lm_head.weight"

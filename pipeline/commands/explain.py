@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -12,11 +11,12 @@ from shardmill.pipeline.commands.options import (
     out_option,
     paranoid_option,
     parent_option,
-    planned,
     recipe_option,
+    show_json,
     tell,
 )
 from shardmill.pipeline.commands.progress import counted
+from shardmill.pipeline.commands.recipe import planned
 from shardmill.pipeline.run import build as run
 from shardmill.pipeline.run.stale import Verdict
 from shardmill.pipeline.stages.job import Settings
@@ -26,15 +26,15 @@ from shardmill.verify.accept.bound import stale_sentences
 @click.command()
 @recipe_option
 @parent_option
-@out_option
+@out_option()
 @paranoid_option
 @json_option
-def explain(config: Path, parent: Path, out: Path, paranoid: bool, as_json: bool) -> None:
+def explain(recipe: Path, parent: Path, out: Path, paranoid: bool, as_json: bool) -> None:
     """What a build would do now: each shard, with one sentence why, and the files beside them. Writes nothing.
 
     Example: shardmill explain -c pipeline.toml --parent /data/parent --out /data/out
     """
-    prepared = planned(config, parent, paranoid)
+    prepared = planned(recipe, parent, paranoid)
     verdicts = run.explain(prepared, out, Settings(paranoid=paranoid), tell)
     others = run.explain_beside_shards(prepared, out, Settings(paranoid=paranoid))
     stale = [verdict for verdict in verdicts if verdict.reason]
@@ -43,7 +43,7 @@ def explain(config: Path, parent: Path, out: Path, paranoid: bool, as_json: bool
         shards = {verdict.file: verdict.reason for verdict in verdicts}
         staged_files = [verdict.file for verdict in verdicts if verdict.staged]
         facts = {"shards": shards, "staged": staged_files, "others": others, "accept_runs": runs}
-        click.echo(json.dumps(facts))
+        show_json(facts)
         return
     for verdict in verdicts:
         click.echo(f"{verdict.file}: {_what_becomes_of(verdict)}")

@@ -20,7 +20,8 @@ from shardmill.pipeline.manifest.lock import Lock, hold
 from shardmill.pipeline.manifest.records import MANIFEST_FILE, Receipt
 from shardmill.pipeline.manifest.store import StatCache, Store
 from shardmill.pipeline.plan.plan import make_plan
-from shardmill.pipeline.recipe.read import Recipe
+from shardmill.pipeline.plan.types import Plan, ShardPlan
+from shardmill.pipeline.recipe.tables import Recipe
 from shardmill.pipeline.run.publish import publish, stale_beside_shards
 from shardmill.pipeline.run.schedule import in_threads, on_cluster
 from shardmill.pipeline.run.shard import Input, ShardTask
@@ -29,7 +30,7 @@ from shardmill.pipeline.run.unchanged import fingerprint, plan_inputs
 from shardmill.pipeline.stages import STAGES
 from shardmill.pipeline.stages.dag import arrange, unknown_options
 from shardmill.pipeline.stages.job import Checkpoint, Prepared, Settings, Watch
-from shardmill.pipeline.types import Parent, Plan, ShardPlan
+from shardmill.pipeline.types import Parent
 
 _PRODUCTS = ("headers", "assignments", "receipts", "index")  # what this room takes from the stages
 
@@ -57,7 +58,9 @@ def prepare(recipe: Recipe, folder: Path, lock: Lock | None = None, paranoid: bo
     """
     if unknown := unknown_options({name: table.options for name, table in recipe.stages.items()}, STAGES):
         hint = "is not known; remove it or correct its spelling"
-        raise RecipeError([recipe.told(("stages", *key), f"the key {key[1]!r} {hint}") for key in unknown])
+        raise RecipeError(
+            [recipe.problem_at(("stages", *key), f"the key {key[1]!r} {hint}") for key in unknown]
+        )
     inputs = plan_inputs(recipe, folder, lock)
     needs = {name: table.needs for name, table in recipe.stages.items()}
     dag = arrange(needs, STAGES, wanted_products=_PRODUCTS)
@@ -172,7 +175,9 @@ def refuse_out(parent: Path, out: Path) -> None:
             f"{out}: is the parent itself; choose another --out, a build never writes to its parent"
         )
     if one.is_relative_to(other) or other.is_relative_to(one):
-        raise BuildError(f"{out}: and the parent {parent} lie one inside the other; choose another --out")
+        raise BuildError(
+            f"--out {out} and --parent {parent} overlap: one contains the other; choose another --out"
+        )
     for above in other.parents:
         if (above / MANIFEST_FILE).exists():
             raise BuildError(

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from shardmill.pipeline.actions import Conversion, Reblock
 from shardmill.pipeline.container.files import CHUNK_BYTES, Sink, Source
 from shardmill.pipeline.container.header import file_stat
 from shardmill.pipeline.manifest.digest import FILE_ALGORITHM, NO_FILE_ALGORITHM
@@ -24,6 +25,7 @@ from shardmill.pipeline.manifest.records import (
     manifest_algorithms,
 )
 from shardmill.pipeline.manifest.store import StatCache, Store
+from shardmill.pipeline.plan.types import ShardPlan
 from shardmill.pipeline.stages.index import index_bytes
 from shardmill.pipeline.stages.job import Prepared, Settings
 from shardmill.pipeline.types import (
@@ -33,11 +35,10 @@ from shardmill.pipeline.types import (
     SINGLE_FILE,
     Header,
     Parent,
-    ShardPlan,
     Stat,
 )
 
-_NOT_COUNTS = frozenset({"family", "recipe", "block"})
+_NOT_COUNTS = frozenset({"family", "recipe", "block", "source_block"})
 
 
 def publish(
@@ -164,7 +165,7 @@ def _receipt_before(before: Manifest | None, shard: ShardPlan) -> Receipt:
     }
     return Receipt(
         file=shard.file,
-        key=record.key,
+        key=shard.key,
         rewritten=record.rewritten,
         file_bytes=file.bytes,
         sha256=file.sha256,
@@ -219,6 +220,12 @@ def _input_digests(shards: Sequence[ShardPlan], receipts: Sequence[Receipt]) -> 
     return digests
 
 
+def _source_block(action: Conversion) -> dict[str, list[int]]:
+    if not isinstance(action, Reblock):
+        return {}
+    return {"source_block": [action.source_block.rows, action.source_block.cols]}
+
+
 def _manifest(
     prepared: Prepared, settings: Settings, files: Mapping[str, FileRecord], receipts: Sequence[Receipt]
 ) -> Manifest:
@@ -241,6 +248,7 @@ def _manifest(
                 "family": family,
                 "recipe": action.numerics,
                 "block": [action.block.rows, action.block.cols],
+                **_source_block(action),
                 **counts.get(name, {}),
             }
             for name, (family, action) in plan.conversions.items()

@@ -11,10 +11,11 @@ from pathlib import Path
 from shardmill.pipeline.container.files import Sink, Source
 from shardmill.pipeline.manifest.records import Receipt
 from shardmill.pipeline.manifest.store import Store
+from shardmill.pipeline.plan.types import ShardPlan
 from shardmill.pipeline.stages import STAGES
 from shardmill.pipeline.stages.dag import arrange
 from shardmill.pipeline.stages.job import Settings, ShardJob, Watch, Worker
-from shardmill.pipeline.types import ShardPlan, Stat
+from shardmill.pipeline.types import Stat
 
 
 @dataclass(frozen=True, slots=True)

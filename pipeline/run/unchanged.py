@@ -16,7 +16,7 @@ from shardmill.pipeline.manifest.digest import key_of
 from shardmill.pipeline.manifest.lock import Lock
 from shardmill.pipeline.manifest.records import MANIFEST_FILE
 from shardmill.pipeline.manifest.store import Store
-from shardmill.pipeline.recipe.read import Recipe
+from shardmill.pipeline.recipe.tables import Recipe
 from shardmill.pipeline.stages.job import Settings
 from shardmill.pipeline.types import Stat
 

@@ -112,9 +112,7 @@ def arrange(
     try:
         order = tuple(TopologicalSorter(named).static_order())
     except CycleError as error:
-        raise RecipeError(
-            [f"the stages need one another in a circle: {' -> '.join(error.args[1])}"]
-        ) from None
+        raise RecipeError([f"the stages form a cycle: {' -> '.join(error.args[1])}"]) from None
     problems = [
         f"stage {name!r} consumes {product!r}, but nothing that it needs produces it; "
         f"add {_makers(product, table)} to its `needs`"

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from shardmill.pipeline.container.files import Buffers, Sink, Source
 from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.lock import Lock
-from shardmill.pipeline.recipe.read import Recipe
+from shardmill.pipeline.plan.types import Plan, ShardPlan
+from shardmill.pipeline.recipe.tables import Recipe
 from shardmill.pipeline.stages.dag import Dag
-from shardmill.pipeline.types import Parent, Plan, ShardPlan, TensorRef
+from shardmill.pipeline.types import Parent, TensorRef
 
 Passthrough = Literal["copy", "reflink", "hardlink"]
 

@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 
 from shardmill.kernels.formats import E4M3_VALUES
 from shardmill.kernels.nvfp4 import code_energy, rescale
+from shardmill.pipeline.actions import Reconcile
 from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.digest import TensorHash
+from shardmill.pipeline.plan.types import Piece
 from shardmill.pipeline.stages.job import Decoded, ShardJob
-from shardmill.pipeline.types import Piece, Reconcile, TensorRef
+from shardmill.pipeline.types import TensorRef
 
 PARTS_PER_MILLION = 1_000_000
 

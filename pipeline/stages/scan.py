@@ -19,7 +19,7 @@ from shardmill.pipeline.types import CONFIG_FILE, INDEX_FILE, SINGLE_FILE, Heade
 
 _INDEX_BYTES_MAX = 1 << 28
 
-# Files of a parent that its child must not carry: they speak of the parent alone.
+# Files of a parent that its child must not carry: they describe the parent alone.
 _NOT_CARRIED = frozenset(
     {"README.md", "hf_quant_config.json", "shardmill.manifest.json", INDEX_FILE, CONFIG_FILE}
 )
@@ -77,7 +77,7 @@ def _json_object(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _INDEX_BYTES_MAX:
             raise CheckpointError(
-                f"{path.name}: is larger than {_INDEX_BYTES_MAX} bytes; that is no such file"
+                f"{path.name}: is larger than {_INDEX_BYTES_MAX} bytes, too large for an index; fetch it again"
             )
         value = json.loads(path.read_bytes())
         json.dumps(
@@ -94,7 +94,7 @@ def _json_object(path: Path) -> dict[str, Any]:
 
 def _config(folder: Path) -> dict[str, Any]:
     if not (folder / CONFIG_FILE).exists():
-        raise CheckpointError(f"{folder}: has no {CONFIG_FILE}; fetch it, a loader cannot do without")
+        raise CheckpointError(f"{folder}: {CONFIG_FILE} is missing; loaders require it, fetch it")
     return _json_object(folder / CONFIG_FILE)
 
 
@@ -104,7 +104,7 @@ def _owners(headers: tuple[Header, ...]) -> dict[str, str]:
         for ref in header.tensors:
             if ref.name in owner:
                 raise CheckpointError(
-                    f"{ref.name}: stands in two files, {owner[ref.name]} and {header.shard}; remove the stale one"
+                    f"{ref.name}: is in two files, {owner[ref.name]} and {header.shard}; remove the stale one"
                 )
             owner[ref.name] = header.shard
     return owner
@@ -158,7 +158,7 @@ def _other_files(folder: Path, shards: set[str]) -> tuple[tuple[str, ...], dict[
 
 def _why_left(folder: Path, path: Path, name: str) -> str | None:
     if name in _NOT_CARRIED:
-        return "it speaks of the parent alone"
+        return "it describes the parent alone"
     if path.name.startswith("."):
         return "it is a dotfile"
     if path.name.endswith(_SIGNATURES):

@@ -56,14 +56,6 @@ revision = "0123456789abcdef0123456789abcdef01234567"
 [output]
 tensor_parallel = [1, 2]
 
-[stages]
-scan = { needs = [] }
-classify = { needs = ["scan"] }
-quantize = { needs = ["classify"] }
-scales = { needs = ["quantize"] }
-rewrite = { needs = ["classify", "quantize", "scales"] }
-index = { needs = ["scan", "rewrite"] }
-
 [[family]]
 name = "attention"
 match = "model.layers.*.attn.{q,k}.weight"
@@ -103,6 +95,19 @@ match = "model.layers.*.attn.{q,k}.weight"
 prefix = "model.layers.1."
 alias = "draft.layers.1."
 """
+
+# The standard stages, written out: for tests that change them.
+STAGES = """\
+[stages]
+scan = { needs = [] }
+classify = { needs = ["scan"] }
+quantize = { needs = ["classify"] }
+scales = { needs = ["quantize"] }
+rewrite = { needs = ["classify", "quantize", "scales"] }
+index = { needs = ["scan", "rewrite"] }
+
+"""
+STAGED = RECIPE.replace("[[family]]", STAGES + "[[family]]", 1)
 
 SHARDMILL = (sys.executable, "-c", "from shardmill.pipeline.commands.main import main; main()")
 SHARDS = tuple(f"model-{number:05d}-of-00003.safetensors" for number in (1, 2, 3))

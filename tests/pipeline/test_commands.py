@@ -397,7 +397,7 @@ def test_a_signal_stops_a_build_at_once_and_the_next_one_finishes_it(
     command = [sys.executable, "-c", script, "build", *map(str, places)]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert told.returncode == code
-    assert "the same command goes on where it stopped" in told.stderr
+    assert "run the same command to continue" in told.stderr
     assert "Traceback" not in told.stderr
     assert published(places[-1]) == {}
     assert shardmill("build", *places)[0] == 0
@@ -418,7 +418,7 @@ def test_a_second_signal_on_the_way_out_is_not_heard(places: list[Any]) -> None:
     command = [sys.executable, "-c", script, "build", *map(str, places)]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert told.returncode == 130
-    assert told.stderr.strip() == "stopped; the same command goes on where it stopped"
+    assert told.stderr.strip() == "stopped; run the same command to continue"
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-"])
@@ -535,3 +535,50 @@ def test_a_build_over_another_parents_checkpoint_tells_what_goes(
     code, _, err = shardmill("build", *places[:3], other, *places[4:])
     assert code == 0
     assert f"replaces another checkpoint: {SHARDS[0]} goes (4 of its 4 shards)" in err
+
+
+def test_build_json_has_one_shape_whether_there_is_work_or_not(
+    shardmill: Callable[..., Told], places: list[Any]
+) -> None:
+    first, again = (json.loads(shardmill("build", *places, "--json")[1]) for _ in range(2))
+    assert first.keys() == again.keys()
+    assert (again["plan_key"], again["kernel"], again["made"]) == (first["plan_key"], "none", {})
+
+
+@pytest.mark.parametrize("command", ["plan", "explain", "build"])
+def test_the_recipes_old_option_works_with_a_notice_and_is_not_shown(
+    shardmill: Callable[..., Told], places: list[Any], command: str
+) -> None:
+    at = places.index("-c")
+    old = [*places[:at], "--config", *places[at + 1 :]]
+    code, _, err = shardmill(command, *old, "--json")
+    assert (code, err.splitlines()[0]) == (
+        0,
+        "--config is now called --recipe; the old name works for one more release",
+    )
+    shown = shardmill(command, "--help")[1]
+    assert "--recipe" in shown
+    assert "--config" not in shown
+
+
+def test_init_takes_its_old_option_with_a_notice(
+    shardmill: Callable[..., Told], places: list[Any], tmp_path: Path
+) -> None:
+    parent = places[places.index("--parent") + 1]
+    code, _, err = shardmill("init", parent, "--output", tmp_path / "drafted.toml")
+    assert (code, "--output is now called --out" in err, (tmp_path / "drafted.toml").exists()) == (
+        0,
+        True,
+        True,
+    )
+    assert "[stages]" not in (tmp_path / "drafted.toml").read_text()
+
+
+def test_old_words_of_a_recipe_are_said_on_stderr(
+    shardmill: Callable[..., Told], places: list[Any], tmp_path: Path
+) -> None:
+    recipe = Path(places[places.index("-c") + 1])
+    recipe.write_text(recipe.read_text().replace('action = "quantize"', 'action = "quantise"', 1))
+    code, out, err = shardmill("plan", *places, "--json")
+    assert (code, json.loads(out)["converted"]) == (0, 6)
+    assert "'quantise' is now written 'quantize'" in err

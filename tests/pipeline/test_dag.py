@@ -10,7 +10,7 @@ import pytest
 from shardmill.pipeline.errors import RecipeError
 from shardmill.pipeline.stages import STAGES
 from shardmill.pipeline.stages.dag import Stage, arrange, unknown_options
-from tests.pipeline.parents import RECIPE, build, prepare, published
+from tests.pipeline.parents import STAGED, build, prepare, published
 
 
 def stage(produces: str, consumes: tuple[str, ...] = (), scope: Any = "checkpoint", **more: Any) -> Stage:
@@ -54,8 +54,8 @@ def test_checkpoint_stages_stand_before_or_after_the_shards() -> None:
         ({"a": [], "f": ["a"]}, "stage 'f' is not known; the stages are a, b, c, d, e"),
         ({"a": [], "b": ["a", "x"]}, "stage 'x' is not known"),
         ({"b": ["a"]}, "stage 'b' needs 'a', which the recipe does not name"),
-        ({"a": ["b"], "b": ["a"]}, "in a circle"),
-        ({"a": ["a"]}, "in a circle: a -> a"),
+        ({"a": ["b"], "b": ["a"]}, "form a cycle"),
+        ({"a": ["a"]}, "form a cycle: a -> a"),
         (
             {"a": [], "b": []},
             "stage 'b' consumes 'x', but nothing that it needs produces it; add 'a' to its `needs`",
@@ -88,7 +88,7 @@ def test_a_stages_options_are_those_that_its_row_names() -> None:
 @pytest.mark.parametrize("name", ["scan", "classify", "quantize", "scales", "rewrite", "index"])
 def test_a_recipe_without_one_of_the_stages_is_refused(parent: Path, name: str) -> None:
     """With the stage goes what others need of it; nothing fails later for want of it."""
-    text = "".join(line for line in RECIPE.splitlines(True) if not line.startswith(f"{name} ="))
+    text = "".join(line for line in STAGED.splitlines(True) if not line.startswith(f"{name} ="))
     with pytest.raises(RecipeError, match=name):
         prepare(parent, text)
 
@@ -108,7 +108,7 @@ def test_a_recipe_without_one_of_the_stages_is_refused(parent: Path, name: str) 
         ),
         ('needs = ["scan", "rewrite"]', 'needs = ["rewrite"]', "'index' consumes 'headers'"),
         ('classify = { needs = ["scan"] }', "classify = { needs = [] }", "'classify' consumes 'headers'"),
-        ("scan = { needs = [] }", 'scan = { needs = ["index"] }', "in a circle"),
+        ("scan = { needs = [] }", 'scan = { needs = ["index"] }', "form a cycle"),
         (
             "scan = { needs = [] }",
             "scan = { needs = [], deep = true }",
@@ -123,7 +123,7 @@ def test_a_recipe_without_one_of_the_stages_is_refused(parent: Path, name: str) 
 )
 def test_dropping_a_need_that_is_consumed_is_refused(parent: Path, old: str, new: str, words: str) -> None:
     with pytest.raises(RecipeError, match=words):
-        prepare(parent, RECIPE.replace(old, new))
+        prepare(parent, STAGED.replace(old, new))
 
 
 def test_an_added_stage_runs_in_its_place(
@@ -138,7 +138,7 @@ def test_an_added_stage_runs_in_its_place(
 
     row = Stage(audit, "scales", "shard", consumes=("codes", "scales"))
     monkeypatch.setitem(cast(dict[str, Stage], STAGES), "audit", row)
-    text = RECIPE.replace(
+    text = STAGED.replace(
         'rewrite = { needs = ["classify", "quantize", "scales"] }',
         'audit = { needs = ["quantize", "scales"] }\nrewrite = { needs = ["classify", "quantize", "audit"] }',
     )
@@ -157,5 +157,5 @@ def test_a_checkpoint_stage_that_is_added_runs_after_the_shards_that_it_needs(
     seen: list[int] = []
     count = Stage(lambda whole, receipts: seen.append(len(receipts)), "count", "checkpoint", ("receipts",))
     monkeypatch.setitem(cast(dict[str, Stage], STAGES), "count", count)
-    build(parent, tmp_path / "out", RECIPE.replace("index = {", 'count = { needs = ["rewrite"] }\nindex = {'))
+    build(parent, tmp_path / "out", STAGED.replace("index = {", 'count = { needs = ["rewrite"] }\nindex = {'))
     assert seen == [4]

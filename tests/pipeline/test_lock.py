@@ -24,6 +24,7 @@ from tests.pipeline.parents import (
     RECIPE,
     SCALES,
     SHARDS,
+    STAGED,
     change_tensor,
     library_bytes,
     micro_tensors,
@@ -179,7 +180,7 @@ def test_a_parent_of_which_a_repair_replaces_a_file_is_pinned_as_it_lies_there(t
     parent = write_parent(tmp_path / "parent")
     scales = library_bytes(micro_tensors()[SCALES], {"format": "pt", "calibrated": "again " * 9})
     (tmp_path / "other.safetensors").write_bytes(scales)
-    recipe = RECIPE.replace(
+    recipe = STAGED.replace(
         'classify = { needs = ["scan"] }',
         'input_scales = { needs = ["scan"], from = "../other.safetensors" }\n'
         'classify = { needs = ["input_scales"] }',

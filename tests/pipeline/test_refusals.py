@@ -141,7 +141,7 @@ def test_a_fused_group_that_is_treated_unevenly_is_refused(parent: Path, tmp_pat
     recipe = RECIPE.replace("attn.{q,k}.weight", "attn.q.weight", 1).replace("expect = 4", "expect = 2")
     recipe = recipe.replace('"model.embed.weight"]', '"model.embed.weight", "model.layers.*.attn.k.weight"]')
     message = refused(parent, tmp_path / "out", PlanError, recipe)
-    assert "fused group 'attention input' at 0: its members are treated differently" in message
+    assert "fused group 'attention input' at 0: its members get different actions" in message
     assert "model.layers.0.attn.k.weight: copy; model.layers.0.attn.q.weight: amax/1 [4,4]" in message
 
 
@@ -485,3 +485,24 @@ def test_a_parent_that_cannot_be_read_is_named(parent: Path, tmp_path: Path) -> 
     assert f"{SCALES}: cannot be read: Permission denied" in refused(
         parent, tmp_path / "out", CheckpointError
     )
+
+
+@pytest.mark.parametrize("axes", [("rows", "columns"), ("rows", "rows")])
+def test_two_parallel_tables_that_match_one_weight_are_refused(parent: Path, axes: tuple[str, str]) -> None:
+    """Like two families: which of them held would depend on their order."""
+    table = f"""
+[[parallel]]
+axis = "{axes[1]}"
+match = "model.layers.0.attn.q.weight"
+"""
+    with pytest.raises(PlanError) as refused:
+        prepare(parent, RECIPE + table)
+    name = "model.layers.0.attn.q.weight"
+    assert refused.value.problems == [
+        f"{name}: two [[parallel]] tables match it ('{axes[0]}' and '{axes[1]}'); narrow one"
+    ]
+
+
+def test_two_globs_of_one_parallel_table_may_match_one_weight(parent: Path) -> None:
+    same = 'match = ["model.layers.*.attn.{q,k}.weight", "model.layers.0.attn.q.weight"]\n\n[[alias]]'
+    prepare(parent, RECIPE.replace('match = "model.layers.*.attn.{q,k}.weight"\n\n[[alias]]', same))

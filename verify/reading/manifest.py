@@ -20,6 +20,9 @@ from shardmill.verify.rules.findings import Finding
 MANIFEST = "shardmill.manifest.json"
 FORMAT = "shardmill/manifest/1"
 
+# What a conversion says beside its counts. `source_block`: of a reblocked weight, the parent's block.
+_NOT_COUNTS = ("family", "recipe", "block", "source_block")
+
 _HEX64, _HEX32 = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{32}")
 
 
@@ -101,7 +104,7 @@ def _manifest(value: dict[str, Any]) -> Manifest:
 
 
 def _conversion(row: dict[str, Any]) -> Conversion:
-    counts = {key: item for key, item in row.items() if key not in ("family", "recipe", "block")}
+    counts = {key: item for key, item in row.items() if key not in _NOT_COUNTS}
     return Conversion(row["family"], row["recipe"], (row["block"][0], row["block"][1]), counts)
 
 
@@ -169,7 +172,7 @@ def _conversion_row(item: Any) -> bool:
         return False
     block = item["block"]
     fine = isinstance(block, list) and len(block) == 2 and all(_count(side) and side for side in block)
-    counts = (part for key, part in item.items() if key not in ("family", "recipe", "block"))
+    counts = (part for key, part in item.items() if key not in _NOT_COUNTS)
     return fine and _text(item["family"]) and _text(item["recipe"]) and all(map(_count, counts))
 
 

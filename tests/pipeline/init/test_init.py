@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from shardmill.pipeline.commands.main import shardmill
 from shardmill.pipeline.init.draft import RecipeDraft, draft
 from shardmill.pipeline.init.names import by_pattern, globs_for
+from shardmill.pipeline.plan.types import FamilySummary
 from shardmill.pipeline.recipe import read as recipes
 from shardmill.pipeline.recipe.globs import GlobSet, expand
 from shardmill.pipeline.run import build as run
 from shardmill.pipeline.toy.sizes import SIZES
 from shardmill.pipeline.toy.write import toy_headers, write_parent
-from shardmill.pipeline.types import FamilySummary, Shape
+from shardmill.pipeline.types import Shape
 from tests.pipeline.init.layouts import Tensor, parent_of
 from tests.pipeline.profiles.models import dense_parent
 

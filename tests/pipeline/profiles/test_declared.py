@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from shardmill.pipeline.errors import PlanError, RecipeError
 from shardmill.pipeline.plan.profiles import PROFILES
-from shardmill.pipeline.recipe.read import Output
+from shardmill.pipeline.recipe.tables import Output
 from tests.pipeline.parents import bf16, build, prepare, published, write_parent
 from tests.pipeline.profiles.models import (
     FILES,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from shardmill.pipeline.recipe import read as recipes
 from shardmill.pipeline.recipe.globs import GlobSet
-from shardmill.pipeline.recipe.read import Recipe
+from shardmill.pipeline.recipe.tables import Recipe
 from shardmill.pipeline.toy.glm53 import EXPERT, REAL, Tensor, parent_bytes, source_tensors
 from shardmill.pipeline.types import BlockShape
 from shardmill.verify.report.facts import (

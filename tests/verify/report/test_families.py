@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardmill.pipeline.plan.readme import child_readme
+from shardmill.pipeline.plan.types import FamilySummary
 from shardmill.pipeline.recipe import read as recipes
-from shardmill.pipeline.recipe.read import Recipe
-from shardmill.pipeline.types import FamilySummary
+from shardmill.pipeline.recipe.tables import Recipe
 from shardmill.verify.reading.source import Folder
 from shardmill.verify.report.facts import Facts
 from shardmill.verify.report.families import Told, families_of

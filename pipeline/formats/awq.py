@@ -59,6 +59,8 @@ FORMAT: Final = Format(
     parts=_parts,
     unfit=_unfit,
     unit=lambda shape, params: (1, params.group),
+    weight_shape=lambda stored, spelling: (_IN_WORD * stored[1], stored[0]),
+    group_of=lambda weight, scales: weight[1] // scales[0],
     encode=None,
     decode=_decode,
 )

@@ -96,7 +96,8 @@ class Format:
 
     parts(shape, params): the stored tensors of a weight [R, C], in the format's own terms.
     unfit(shape, params): why such a weight can't be stored so; None where it can.
-    unit(shape, params): (rows, columns) of the elements that share a scale: what tensor parallelism must not split.
+    unit(shape, params): (rows, columns) of the elements that share a scale.
+    cut(shape, params): (rows, columns) that a tensor-parallel rank must get whole.
     encode(strip, setting): strip [rows, C], u16 (BF16 bits), f16 or f32 -> role -> array. Raises NonFinite.
     decode(arrays, setting): role -> array of a strip's parts -> f32 [rows, C].
     surveys: the encoder needs the largest magnitude of the whole tensor, and one for all of a fused group.
@@ -112,7 +113,18 @@ class Format:
     encode: Callable[[NDArray[Any], Setting], dict[str, NDArray[Any]]] | None
     decode: Callable[[Arrays, Setting], F32]
     surveys: bool = False
+    weight_shape: Callable[[Shape, Spelling], Shape] = lambda stored, spelling: (
+        stored
+    )  # from the codes' own shape
+    group_of: Callable[[Shape, Shape], int] | None = (
+        None  # (weight's shape, scales' shape) -> columns of a group
+    )
+    cut: Callable[[Shape, Params], tuple[int, int]] | None = None  # where it is not `unit`
     recasts: Mapping[str, Recast] = field(default_factory=dict)  # source format -> the way from it
+
+    def rank_unit(self, shape: Shape, params: Params) -> tuple[int, int]:
+        """What tensor parallelism must not split: (rows, columns)."""
+        return (self.cut or self.unit)(shape[-2:], params)
 
     def spelling(self, profile: str) -> Spelling | None:
         return next((each for each in self.spellings if each.profile == profile), None)
@@ -150,7 +162,8 @@ def always_fit(shape: Shape, params: Params) -> str | None:
 
 def compressed(weights: Mapping[str, Any], inputs: Mapping[str, Any] | None, form: str) -> dict[str, Any]:
     """A config group of compressed-tensors 0.20, without its targets."""
-    stated = {"symmetric": True, "dynamic": False, **weights}
+    first = {key: weights[key] for key in ("num_bits", "type")}
+    stated = {**first, "symmetric": True, "dynamic": False, **weights}
     return {"weights": stated, "input_activations": inputs, "output_activations": None, "format": form}
 
 

@@ -71,6 +71,7 @@ FORMAT: Final = Format(
     parts=_parts,
     unfit=always_fit,
     unit=lambda shape, params: (1, shape[1]),
+    cut=lambda shape, params: (1, 1),  # a part of a row keeps its scale
     encode=_encode,
     decode=_decode,
 )

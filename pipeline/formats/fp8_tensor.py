@@ -73,7 +73,8 @@ FORMAT: Final = Format(
     ),
     parts=_parts,
     unfit=always_fit,
-    unit=lambda shape, params: (1, 1),
+    unit=lambda shape, params: (1, shape[1]),  # losses are counted by rows
+    cut=lambda shape, params: (1, 1),
     encode=_encode,
     decode=_decode,
     surveys=True,

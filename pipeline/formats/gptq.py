@@ -1,8 +1,8 @@
 """GPTQ, as a source: unsigned 4- or 8-bit numbers packed along the transposed weight's columns, read to floats.
 
 `qweight` I32 [C/8, R]: nibble i of word k is column 8k + i; `scales` F16 [C/g, R]; `qzeros` I32 [C/g, R/8], in
-plain order, each stored less one (`gptq`; `gptq_v2` stores it as it is); `g_idx` I32 [C] names each column's group. Value =
-(number - zero) * scale, in f32.
+plain order, each stored less one (`gptq`; `gptq_v2` stores it as it is); `g_idx` I32 [C] names each column's
+group. Value = (number - zero) * scale, in f32.
 """
 
 from __future__ import annotations
@@ -68,6 +68,8 @@ FORMAT: Final = Format(
     parts=_parts,
     unfit=_unfit,
     unit=lambda shape, params: (1, params.group),
+    weight_shape=lambda stored, spelling: (stored[1], _IN_WORD * stored[0]),
+    group_of=lambda weight, scales: weight[1] // scales[0],
     encode=None,
     decode=_decode,
 )

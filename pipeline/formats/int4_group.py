@@ -68,6 +68,8 @@ FORMAT: Final = Format(
     parts=_parts,
     unfit=_unfit,
     unit=lambda shape, params: (1, params.group),
+    weight_shape=lambda stored, spelling: (*stored[:-1], _IN_WORD * stored[-1]),
+    group_of=lambda weight, scales: weight[-1] // scales[-1],
     encode=_encode,
     decode=_decode,
 )

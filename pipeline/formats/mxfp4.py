@@ -85,6 +85,12 @@ def _blocks(shape: Shape) -> Shape:
     return shape[0], shape[1] * 2 // GROUP, GROUP // 2
 
 
+def _weight_shape(stored: Shape, spelling: Spelling) -> Shape:
+    if "codes" in spelling.shapes:
+        return *stored[:-2], GROUP * stored[-2]
+    return *stored[:-1], 2 * stored[-1]
+
+
 FORMAT: Final = Format(
     name="mxfp4",
     title="MXFP4, a power of two for 32",
@@ -101,6 +107,7 @@ FORMAT: Final = Format(
     parts=_parts,
     unfit=columns_of(GROUP),
     unit=lambda shape, params: (1, GROUP),
+    weight_shape=_weight_shape,
     encode=_encode,
     decode=_decode,
 )

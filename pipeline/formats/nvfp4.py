@@ -162,5 +162,6 @@ FORMAT: Final = Format(
     encode=_encode,
     decode=_decode,
     surveys=True,
+    weight_shape=lambda stored, spelling: (*stored[:-1], 2 * stored[-1]),
     recasts={"mxfp4": Recast(_survey_mxfp4, _from_mxfp4)},
 )

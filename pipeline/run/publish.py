@@ -247,7 +247,7 @@ def _manifest(
             name: {
                 "family": family,
                 "recipe": action.numerics,
-                "block": [action.block.rows, action.block.cols],
+                "block": list(plan.units[name]),
                 **_source_block(action),
                 **counts.get(name, {}),
             }

@@ -106,6 +106,7 @@ class Decoded:
     digest: str
     sources: Mapping[str, str]  # parent tensor that it was made from -> digest
     repair: Mapping[str, Any] | None = None  # what the manifest tells of it, where it is a repair
+    counts: Mapping[str, int] | None = None  # what was counted of the weight that it is the main part of
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bench.build import build_seconds, clean, in_turns, kernels, machine, options, tell, toy, warm
 from shardmill.pipeline.recipe.read import load
-from shardmill.pipeline.run.build import prepare
+from shardmill.pipeline.run.prepare import prepare
 
 RECIPE = Path(__file__).resolve().parents[1] / "pipeline.toml"
 

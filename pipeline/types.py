@@ -170,3 +170,17 @@ class Parent:
     @property
     def file_bytes(self) -> int:
         return sum(header.file_bytes for header in self.headers)
+
+
+@dataclass(frozen=True, slots=True)
+class FamilySummary:
+    """What a family comes to: bytes of its tensors before and after, and of the scales that they gain."""
+
+    name: str
+    action: str
+    reason: str | None
+    tensors: int
+    bytes_before: int
+    bytes_after: int  # without the scales
+    scale_bytes: int
+    block: tuple[int, int] | None

@@ -26,7 +26,7 @@ def run_preflight(model: str | None, preset_name: str | None, as_json: bool) -> 
     found = preflight.run(Path(model) if model else None, preset, environ)
     report = preflight.Report(found.states, (*wrong, *found.findings))
     if as_json:
-        print(json.dumps({"ok": report.ok, **asdict(report)}))  # noqa: T201
+        print(json.dumps({"ok": report.ok, **asdict(report)}, indent=2))  # noqa: T201
     else:
         print("\n".join(_lines(report)))  # noqa: T201
     return 0 if report.ok else 1

@@ -35,8 +35,7 @@ pipeline.plan.sources | errors types   | - | it finds a parent's tensors by thei
 pipeline.actions    | errors types plan.sources formats | - | metadata: no file, no recipe
 pipeline.recipe.*   | errors types actions | - | it reads TOML and no other file; names are opaque strings
 pipeline.container.* | errors types    | huggingface_hub | bytes in and out: numbers are opaque
-pipeline.manifest.lock | errors types container manifest | - | it reads a parent's bytes, never a kernel
-pipeline.manifest.* | errors types     | - | a record is readable without what made it
+pipeline.manifest.* | errors types container.atomic | - | a record is readable without what made it
 pipeline.plan.types | errors types actions | - | the plan's facts know neither recipe nor file
 pipeline.plan.*     | errors types formats actions recipe container.header manifest.digest | - | pure: it opens no file
 pipeline.stages.dag | errors           | - | it orders stages and knows none of them

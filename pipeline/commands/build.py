@@ -25,6 +25,7 @@ from shardmill.pipeline.commands.recipe import load_recipe
 from shardmill.pipeline.manifest.lock import load_lock, lock_path
 from shardmill.pipeline.manifest.store import Store
 from shardmill.pipeline.run import build as run
+from shardmill.pipeline.run.prepare import prepare
 from shardmill.pipeline.run.unchanged import is_unchanged
 from shardmill.pipeline.stages.job import Settings, Watch
 
@@ -79,7 +80,7 @@ def build(
     if expect_key is None and is_unchanged(loaded, parent, out, settings, lock):
         done = _nothing(out) if as_json else _Done(made={})
     else:
-        prepared = run.prepare(loaded, parent, lock, paranoid)
+        prepared = prepare(loaded, parent, lock, paranoid)
         if expect_key not in (None, prepared.plan.key):
             raise click.ClickException(
                 f"the plan's key is {prepared.plan.key}, not {expect_key}; nothing was written"
@@ -123,7 +124,7 @@ def _facts(summary: run.Summary) -> _Done:
 
 def _nothing(out: Path) -> _Done:
     """Nothing changed since the build that wrote the manifest in `out`, so its plan is the plan."""
-    manifest = Store(out).manifest()
+    manifest = Store(out).load().manifest
     assert manifest is not None, f"{out} is unchanged, but has no manifest"
     return _Done(made={}, plan_key=manifest.plan_key)
 

@@ -14,9 +14,10 @@ from shardmill.pipeline.commands.options import (
 )
 from shardmill.pipeline.commands.progress import human
 from shardmill.pipeline.commands.recipe import load_recipe
+from shardmill.pipeline.container.atomic import write_whole
 from shardmill.pipeline.manifest.lock import lock_facts, lock_path
-from shardmill.pipeline.manifest.lock import pin as make_lock
-from shardmill.pipeline.run import build as run
+from shardmill.pipeline.run.pin import pin as make_lock
+from shardmill.pipeline.run.prepare import prepare
 
 
 @click.command()
@@ -32,7 +33,7 @@ def pin(recipe: Path, parent: Path, read_all: bool, as_json: bool) -> None:
     Example: shardmill pin -c pipeline.toml --parent /data/parent
     """
     loaded = load_recipe(recipe)
-    prepared = run.prepare(loaded, parent)
+    prepared = prepare(loaded, parent)
     lock = make_lock(
         prepared.parent,
         loaded.parent.repository,
@@ -41,7 +42,7 @@ def pin(recipe: Path, parent: Path, read_all: bool, as_json: bool) -> None:
         read_all,
     )
     path = lock_path(recipe)
-    path.write_bytes(lock.to_json())
+    write_whole(path, lock.to_json())
     facts = lock_facts(lock)
     if as_json:
         show_json({"lock": str(path), **facts})

@@ -22,7 +22,7 @@ from shardmill.pipeline.commands.options import (
 from shardmill.pipeline.commands.progress import human
 from shardmill.pipeline.commands.recipe import planned
 from shardmill.pipeline.plan.plan import plan_json
-from shardmill.pipeline.run.build import refuse_out
+from shardmill.pipeline.run.place import refuse_out
 from shardmill.pipeline.run.probe import Probed, probe
 from shardmill.pipeline.stages.job import Prepared
 

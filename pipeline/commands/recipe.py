@@ -8,7 +8,7 @@ from shardmill.pipeline.commands.options import tell
 from shardmill.pipeline.manifest.lock import load_lock, lock_path
 from shardmill.pipeline.recipe import read as recipes
 from shardmill.pipeline.recipe.tables import Recipe
-from shardmill.pipeline.run import build as run
+from shardmill.pipeline.run.prepare import prepare
 from shardmill.pipeline.stages.job import Prepared
 
 
@@ -22,4 +22,4 @@ def load_recipe(path: Path) -> Recipe:
 
 def planned(recipe: Path, parent: Path, paranoid: bool = False) -> Prepared:
     """The plan of the recipe at `recipe` for `parent`, held to the lock beside the recipe."""
-    return run.prepare(load_recipe(recipe), parent, load_lock(lock_path(recipe)), paranoid)
+    return prepare(load_recipe(recipe), parent, load_lock(lock_path(recipe)), paranoid)

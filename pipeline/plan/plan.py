@@ -20,9 +20,9 @@ from shardmill.pipeline.plan.profiles import PROFILES
 from shardmill.pipeline.plan.profiles.child import Child
 from shardmill.pipeline.plan.readme import child_readme
 from shardmill.pipeline.plan.tensor_parallel import loads_at, refuse_unloadable
-from shardmill.pipeline.plan.types import Assignment, FamilySummary, Piece, Plan, ShardPlan
+from shardmill.pipeline.plan.types import Assignment, Piece, Plan, ShardPlan
 from shardmill.pipeline.recipe.tables import Recipe
-from shardmill.pipeline.types import Header, Parent, TensorRef, tensor_bytes
+from shardmill.pipeline.types import FamilySummary, Header, Parent, TensorRef, tensor_bytes
 
 
 def make_plan(recipe: Recipe, parent: Parent, assignments: Sequence[Assignment]) -> Plan:

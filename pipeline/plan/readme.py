@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardmill.pipeline.plan.types import FamilySummary
 from shardmill.pipeline.recipe.tables import Recipe
+from shardmill.pipeline.types import FamilySummary
 
 
 def child_readme(

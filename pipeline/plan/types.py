@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardmill.pipeline.actions import Action, Conversion, Part
-from shardmill.pipeline.types import Header, TensorRef
+from shardmill.pipeline.types import FamilySummary, Header, TensorRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +47,6 @@ class ShardPlan:
     inputs: tuple[str, ...]  # files of the parent that are read
     rewritten: bool
     key: str
-
-
-@dataclass(frozen=True, slots=True)
-class FamilySummary:
-    """What a family comes to: bytes of its tensors before and after, and of the scales that they gain."""
-
-    name: str
-    action: str
-    reason: str | None
-    tensors: int
-    bytes_before: int
-    bytes_after: int  # without the scales
-    scale_bytes: int
-    block: tuple[int, int] | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,8 @@ def load(path: Path) -> Recipe:
     families: dict[Any, tuple[Any, Origin]] = {}
     origins: dict[str, Origin] = {}
     notices: list[str] = []
-    for written, origin in reversed(_layers(path, ())):
+    layers = _layers(path, ())
+    for written, origin in reversed(layers):
         layer, old_words = respell(written)
         notices += [located(origin, place, words) for place, words in old_words]
         table |= layer
@@ -41,12 +42,19 @@ def load(path: Path) -> Recipe:
     try:
         recipe = Recipe.model_validate(table)
         recipe._home, recipe._origins, recipe._notices = path.parent, origins, tuple(notices)
+        recipe._texts = tuple(origin.text for _, origin in layers)
         return recipe
     except ValidationError as error:
         of_families = [origin for _, origin in families.values()]
         whole = Origin(path, "")
         raise RecipeError(
-            [_problem(fault, origins, of_families, whole) for fault in error.errors()]
+            [
+                _problem(fault, origins, of_families, whole)
+                for fault in error.errors()
+                if not (
+                    fault["type"] == "too_short" and fault["input"]
+                )  # its entries have problems of their own
+            ]
         ) from None
 
 
@@ -55,7 +63,7 @@ def _layers(path: Path, readers: tuple[Path, ...]) -> list[tuple[dict[str, Any],
     if path.resolve() in readers:
         raise RecipeError([f"{path}: extends itself; remove `extends` from one of the files"])
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_bytes().decode("utf-8")  # to the byte: its sha256 is published
         table = tomllib.loads(text)
     except OSError as error:
         raise RecipeError(

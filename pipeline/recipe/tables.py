@@ -255,11 +255,17 @@ class Recipe(_Table):
     _home: Path = PrivateAttr(default=Path())
     _notices: tuple[str, ...] = PrivateAttr(default=())
     _origins: dict[str, Origin] = PrivateAttr(default_factory=dict)
+    _texts: tuple[str, ...] = PrivateAttr(default=())
 
     @property
     def home(self) -> Path:
         """The recipe's folder, from which the paths in it go out."""
         return self._home
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The TOML that it was read from: its own file's, then that of each recipe that it extends."""
+        return self._texts
 
     @property
     def notices(self) -> tuple[str, ...]:

@@ -9,17 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from shardmill.pipeline.actions import Copy, Drop, Reblock, Rename, converted
-from shardmill.pipeline.container.files import CHUNK_BYTES, Buffers, Source
 from shardmill.pipeline.container.header import file_stat, read_header
 from shardmill.pipeline.errors import CheckpointError
-from shardmill.pipeline.manifest.digest import TensorSplitter
-from shardmill.pipeline.manifest.records import Manifest, ShardRecord
+from shardmill.pipeline.manifest.records import ConversionRecord, Manifest, ShardRecord
 from shardmill.pipeline.manifest.store import StatCache
 from shardmill.pipeline.plan.keys import former_shard_key
 from shardmill.pipeline.plan.types import Plan, ShardPlan
+from shardmill.pipeline.run.digests import tensors_of
 from shardmill.pipeline.types import SCALE_SUFFIXES, BlockShape, Header, Parent
 
 Digests = Mapping[str, str]
@@ -86,7 +84,7 @@ def _reason(
     for source in sources:
         if _stat(seen.parent, source.shard) != parent.stats[source.shard]:
             tell(f"reading the parent's {source.shard}: its size or times are not those seen last")
-            found = _digests(parent.path(source.shard), source)
+            found = tensors_of(parent.path(source.shard), source)
             before = {name: manifest.input_digest(shard.file, name) for name in found}
             if changed := [name for name in found if before[name] not in (found[name], None)]:
                 return f"the parent's {source.shard} changed: {_and_more(changed)}"
@@ -103,23 +101,16 @@ def _stat(seen: Mapping[str, Iterable[int]], file: str) -> tuple[int, ...] | Non
     return tuple(seen[file]) if file in seen else None
 
 
-def _digests(path: Path, header: Header) -> Digests:
-    """Tensor name -> digest of its data as the file holds them now."""
-    splitter = TensorSplitter([(ref.name, ref.bytes) for ref in header.tensors])
-    with Source(path, file_stat(path)) as source:
-        buffer = Buffers().get("chunk", CHUNK_BYTES)
-        for _, chunk in source.chunks(buffer, header.data_begin, header.file_bytes):
-            splitter.update(chunk)
-    return splitter.digests()
-
-
 def _holds(path: Path, header: Header, tensors: Digests) -> bool:
     """Whether the file has the planned header and data of these digests."""
+    return _has_header(path, header) and tensors_of(path, header) == tensors
+
+
+def _has_header(path: Path, header: Header) -> bool:
     try:
-        same_header = read_header(path, header.shard).digest == header.digest
-    except CheckpointError:
+        return read_header(path, header.shard).digest == header.digest
+    except (CheckpointError, OSError):
         return False
-    return same_header and _digests(path, header) == tensors
 
 
 def _key_proves_it(shard: ShardPlan, source: Header, record: ShardRecord) -> bool:
@@ -183,11 +174,10 @@ def _words(shard: ShardPlan, names: Iterable[str], plan: Plan) -> dict[str, str]
     return {name: each for name, each in words.items() if name in wanted}
 
 
-def _conversion_before(facts: Mapping[str, Any]) -> tuple[str, BlockShape, BlockShape | None]:
-    """numerics, block and source_block as the manifest holds them; the first release had an id spelled otherwise."""
-    numerics = str(facts.get("numerics") or facts["recipe"]).replace("dequantise/", "dequantize/")
-    source_block = facts.get("source_block")
-    return numerics, BlockShape(*facts["block"]), BlockShape(*source_block) if source_block else None
+def _conversion_before(record: ConversionRecord) -> tuple[str, BlockShape, BlockShape | None]:
+    """numerics, block and source_block as the manifest holds them; format 1 has no source_block."""
+    source_block = BlockShape(*record.source_block) if record.source_block else None
+    return record.numerics, BlockShape(*record.block), source_block
 
 
 def _only_source_block_unrecorded(name: str, plan: Plan, manifest: Manifest) -> bool:

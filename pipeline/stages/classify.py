@@ -23,28 +23,28 @@ from shardmill.pipeline.types import Parent, TensorRef
 _SHOWN = 5  # problems of one kind that are listed
 
 
-def classify(checkpoint: Checkpoint, headers: Parent) -> tuple[Assignment, ...]:
+def classify(checkpoint: Checkpoint, parent: Parent) -> tuple[Assignment, ...]:
     """One Assignment a tensor, in the parent's order. Raises PlanError with every problem found."""
     recipe = checkpoint.recipe
     families = {family.name: family for family in recipe.family}
     profile = PROFILES[recipe.output.profile]
     rows = _rows(recipe)
     globs = GlobSet([row.glob for row in rows])
-    matched = {name: globs.matches(name) for name in headers.tensors}
+    matched = {name: globs.matches(name) for name in parent.tensors}
     owner_of = [row.family for row in rows]
     owners = {
         name: list(dict.fromkeys(filter(None, map(owner_of.__getitem__, at)))) for name, at in matched.items()
     }
-    problems = _unmatched_globs(rows, matched, headers) + _unknown_numerics(recipe.family)
+    problems = _unmatched_globs(rows, matched, parent) + _unknown_numerics(recipe.family)
     assignments = []
-    for ref in headers.tensors.values():
+    for ref in parent.tensors.values():
         owner = owners[ref.name]
         if len(owner) == 1:
-            assignments.append(_assigned(ref, families[owner[0]], profile, headers))
+            assignments.append(_assigned(ref, families[owner[0]], profile, parent))
     problems += _capped(_ambiguities(owners), "tensors without exactly one family")
     problems += _counts(recipe.family, assignments)
     problems += _capped(_split_twice(rows, matched), "weights that two [[parallel]] tables match")
-    problems += _capped(_unfit(assignments, headers), "tensors that cannot be converted")
+    problems += _capped(_unfit(assignments, parent), "tensors that cannot be converted")
     problems += _capped(_orphans(families, assignments), "scales that would be consumed")
     grouped = {name for name, at in matched.items() if any(owner_of[place] is None for place in at)}
     problems += _uneven(
@@ -52,12 +52,10 @@ def classify(checkpoint: Checkpoint, headers: Parent) -> tuple[Assignment, ...]:
     )
     if problems:
         raise PlanError(problems)
-    return tuple(_with_partners(assignments, recipe.fused, headers))
+    return tuple(_with_partners(assignments, recipe.fused))
 
 
-def _with_partners(
-    assignments: Sequence[Assignment], groups: Sequence[Fused], parent: Parent
-) -> Iterable[Assignment]:
+def _with_partners(assignments: Sequence[Assignment], groups: Sequence[Fused]) -> Iterable[Assignment]:
     """Weights of a format that is surveyed read their fused group: one number must hold for all of it."""
     surveyed = {each.source.name: each for each in assignments if each.action.surveys}
     partners: dict[str, list[TensorRef]] = {}

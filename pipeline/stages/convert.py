@@ -36,13 +36,13 @@ _NUMPY: Mapping[str, Any] = {
 }  # fmt: skip
 
 
-def convert(job: ShardJob, assignments: tuple[Piece, ...]) -> dict[str, Decoded]:
+def convert(job: ShardJob, pieces: tuple[Piece, ...]) -> dict[str, Decoded]:
     """Output tensor -> Decoded, for each part of every weight that is converted; its bytes are in place."""
     weights: dict[str, list[Piece]] = {}
-    for piece in assignments:
+    for piece in pieces:
         if isinstance(piece.action, Convert):
             weights.setdefault(piece.source.name, []).append(piece)
-    return {name: decoded for pieces in weights.values() for name, decoded in _converted(job, pieces).items()}
+    return {name: decoded for each in weights.values() for name, decoded in _converted(job, each).items()}
 
 
 @dataclass(frozen=True, slots=True)

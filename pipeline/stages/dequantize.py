@@ -24,10 +24,10 @@ from shardmill.pipeline.types import TensorRef
 STRIP_BYTES = 1 << 19  # of codes; their BF16 takes twice that
 
 
-def dequantize(job: ShardJob, assignments: tuple[Piece, ...]) -> dict[str, Decoded]:
+def dequantize(job: ShardJob, pieces: tuple[Piece, ...]) -> dict[str, Decoded]:
     """Output tensor -> Decoded, for each piece that is made from the parent's block FP8; its bytes are in place."""
     made = {}
-    for piece in assignments:
+    for piece in pieces:
         if isinstance(piece.action, Dequantize):
             made[piece.ref.name] = _values(job, piece, piece.action)
         elif isinstance(piece.action, Reblock) and piece.part == "scales":

@@ -24,12 +24,12 @@ STRIP_BYTES = 1 << 20
 _NUMPY_DTYPE = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32}  # BF16 goes as its bits
 
 
-def quantize(job: ShardJob, assignments: tuple[Piece, ...]) -> dict[str, Quantized]:
+def quantize(job: ShardJob, pieces: tuple[Piece, ...]) -> dict[str, Quantized]:
     """Weight name -> Quantized, for every piece of the shard that holds codes.
 
     Raises BuildError that names tensor, row and column where a weight is not finite.
     """
-    return {piece.ref.name: _quantized(job, piece) for piece in assignments if piece.part == "codes"}
+    return {piece.ref.name: _quantized(job, piece) for piece in pieces if piece.part == "codes"}
 
 
 def _quantized(job: ShardJob, piece: Piece) -> Quantized:

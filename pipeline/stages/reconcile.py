@@ -24,11 +24,9 @@ from shardmill.pipeline.types import TensorRef
 PARTS_PER_MILLION = 1_000_000
 
 
-def reconcile(job: ShardJob, assignments: tuple[Piece, ...]) -> dict[str, Decoded]:
+def reconcile(job: ShardJob, pieces: tuple[Piece, ...]) -> dict[str, Decoded]:
     """Output tensor -> Decoded, for each global or block scale of a family that is reconciled."""
-    return {
-        piece.ref.name: _repaired(job, piece) for piece in assignments if isinstance(piece.action, Reconcile)
-    }
+    return {piece.ref.name: _repaired(job, piece) for piece in pieces if isinstance(piece.action, Reconcile)}
 
 
 def _repaired(job: ShardJob, piece: Piece) -> Decoded:

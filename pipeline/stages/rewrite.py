@@ -34,7 +34,7 @@ class _NoHash:
 
 def rewrite(
     job: ShardJob,
-    assignments: Sequence[Piece],
+    pieces: tuple[Piece, ...],
     codes: Mapping[str, Quantized],
     scales: Mapping[str, bytes],
     **made_elsewhere: Mapping[str, Decoded],
@@ -46,7 +46,11 @@ def rewrite(
         **{name: quantized.codes_digest for name, quantized in codes.items()},
         **{name: decoded.digest for name, decoded in made.items()},
     }
-    digests = _rewritten(job, file_hash, placed, scales) if job.plan.rewritten else _passed_on(job, file_hash)
+    digests = (
+        _rewritten(job, pieces, file_hash, placed, scales)
+        if job.plan.rewritten
+        else _passed_on(job, file_hash)
+    )
     sources = {name: quantized.source_digest for name, quantized in codes.items()}
     for decoded in made.values():
         sources.update(decoded.sources)
@@ -66,13 +70,15 @@ def rewrite(
     )
 
 
-def _rewritten(job: ShardJob, file_hash: Any, placed: Digests, scales: Mapping[str, bytes]) -> Digests:
+def _rewritten(
+    job: ShardJob, pieces: Sequence[Piece], file_hash: Any, placed: Digests, scales: Mapping[str, bytes]
+) -> Digests:
     """`placed`: digests of the tensors whose bytes earlier stages put into the sink."""
     digests: Digests = {}
     head = header_bytes(job.plan.header)
     job.sink.write(head, 0)
     file_hash.update(head)
-    for run in _runs(job.plan.pieces):
+    for run in _runs(pieces):
         name = run[0].ref.name
         if run[0].part == "bytes":
             digests.update(_copy_run(job, run, file_hash))

@@ -16,6 +16,7 @@ from safetensors import TensorSpec, serialize
 
 from shardmill.pipeline.recipe import read as recipes
 from shardmill.pipeline.run import build as run
+from shardmill.pipeline.run.prepare import prepare as prepare_from
 from shardmill.pipeline.stages.job import Prepared, Settings, Watch
 
 Tensor = tuple[str, tuple[int, ...], bytes]  # dtype, shape, data
@@ -227,7 +228,7 @@ def write_recipe(folder: Path, text: str = RECIPE, name: str = "pipeline.toml") 
 
 def prepare(parent: Path, recipe: str | Path = RECIPE) -> Prepared:
     path = recipe if isinstance(recipe, Path) else write_recipe(parent.parent / "recipes", recipe)
-    return run.prepare(recipes.load(path), parent)
+    return prepare_from(recipes.load(path), parent)
 
 
 def build(parent: Path, out: Path, recipe: str | Path = RECIPE, **settings: Any) -> run.Summary:
@@ -236,8 +237,8 @@ def build(parent: Path, out: Path, recipe: str | Path = RECIPE, **settings: Any)
 
 def why(parent: Path, out: Path, recipe: str | Path = RECIPE) -> dict[str, str]:
     """Shard -> the reason that `explain` gives, for those that are stale."""
-    verdicts = run.explain(prepare(parent, recipe), out, Settings(), lambda line: None)
-    return {verdict.file: verdict.reason for verdict in verdicts if verdict.reason}
+    explained = run.explain(prepare(parent, recipe), out, Settings(), lambda line: None)
+    return {verdict.file: verdict.reason for verdict in explained.shards if verdict.reason}
 
 
 def published(out: Path) -> dict[str, bytes]:

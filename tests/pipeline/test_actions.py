@@ -138,9 +138,9 @@ class Scale(Action):
         return f"scaled by {self.factor}"
 
 
-def scale(job: ShardJob, assignments: tuple[Piece, ...]) -> dict[str, Decoded]:
+def scale(job: ShardJob, pieces: tuple[Piece, ...]) -> dict[str, Decoded]:
     """Output tensor -> Decoded, for each tensor of a family that is scaled."""
-    return {piece.ref.name: scaled(job, piece) for piece in assignments if isinstance(piece.action, Scale)}
+    return {piece.ref.name: scaled(job, piece) for piece in pieces if isinstance(piece.action, Scale)}
 
 
 def scaled(job: ShardJob, piece: Piece) -> Decoded:
@@ -171,7 +171,7 @@ def with_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     """The two rows that adding an action takes: one in ACTIONS, one in STAGES, with its product in rewrite's."""
     monkeypatch.setitem(ACTIONS, "scale", Scale)
     rewrite = stages.STAGES["rewrite"]
-    row = Stage(scale, consumes=("assignments",), produces="scaled", scope="shard")
+    row = Stage(scale, consumes=("pieces",), produces="scaled", scope="shard")
     monkeypatch.setitem(stages.STAGES, "scale", row)  # type: ignore[arg-type]
     monkeypatch.setitem(stages.STAGES, "rewrite", replace(rewrite, accepts=(*rewrite.accepts, "scaled")))  # type: ignore[arg-type]
 

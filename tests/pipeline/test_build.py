@@ -226,8 +226,17 @@ def test_the_manifest_digests_every_published_file_and_tensor(built: Path) -> No
 
 def test_the_manifest_says_what_was_made_from_what(built: Path) -> None:
     manifest = json.loads((built / MANIFEST).read_text())
-    assert manifest["format"] == "shardmill/manifest/1"
-    assert manifest["recipe"] == "micro"
+    assert manifest["format"] == "shardmill/manifest/2"
+    assert manifest["recipe"] == {
+        "name": "micro",
+        "layers": [{"toml": RECIPE, "sha256": hashlib.sha256(RECIPE.encode()).hexdigest()}],
+    }
+    assert [(family["name"], family["tensors"], family["reason"]) for family in manifest["families"]] == [
+        ("attention", 4, None),
+        ("mlp", 2, None),
+        ("experts", 16, "already packed"),
+        ("norms", 3, "small"),
+    ]
     assert manifest["parent"] == {
         "repository": "nobody/micro",
         "revision": "0123456789abcdef0123456789abcdef01234567",
@@ -243,7 +252,7 @@ def test_the_manifest_says_what_was_made_from_what(built: Path) -> None:
     }
     assert manifest["conversions"]["model.layers.0.mlp.down.weight"] == {
         "family": "mlp",
-        "recipe": "amax/1",
+        "numerics": "amax/1",
         "block": [8, 8],
     }
     assert len(manifest["conversions"]) == 6

@@ -102,7 +102,7 @@ def test_names_with_brackets_are_shown_as_they_are(shardmill: Callable[..., Told
     code, out, _ = shardmill("plan", *places)
     assert code == 0
     assert "mlp [/b] [red]" in out
-    assert "[/i]: what becomes of the parent" in out
+    assert "[/i]: from the parent to the output" in out
 
 
 def test_the_summary_names_a_kernel_only_where_one_encoded(
@@ -138,7 +138,7 @@ def test_json_is_one_object_and_nothing_else(shardmill: Callable[..., Told], pla
     code, out, _ = shardmill("explain", *places, "--json")
     shards = dict.fromkeys(sorted((*SHARDS, SCALES)), "it was not built yet")
     told = json.loads(out)
-    assert (told["shards"], told["staged"], told["accept_runs"]) == (shards, [], [])
+    assert (told["shards"], told["staged"]) == (shards, [])
     assert told["others"][:3] == ["config.json", "README.md", "model.safetensors.index.json"]
     code, out, err = shardmill("build", *places, "--json")
     summary = json.loads(out)
@@ -157,8 +157,7 @@ def test_explain_counts_what_a_cut_build_has_made_apart(
         Verdict("b", "it was not built yet"),
         Verdict("c", None),
     )
-    monkeypatch.setattr(run, "explain", lambda *rest: verdicts)
-    monkeypatch.setattr(run, "explain_beside_shards", lambda *rest: ["config.json"])
+    monkeypatch.setattr(run, "explain", lambda *rest: run.Explanation(verdicts, ("config.json",)))
     assert shardmill("explain", *places)[1].splitlines() == [
         "a: is made and will be published",
         "b: will be made: it was not built yet",
@@ -200,6 +199,7 @@ def test_the_short_way_out_sees_every_change(
     recipe.write_text(RECIPE.replace("[8, 8]", "[4, 4]"))
     assert SHARDS[2] in made()
     recipe.write_text(RECIPE.replace("[8, 8]", "[4, 4]") + "\n# a remark\n")
+    assert made() == {MANIFEST}, "it holds the recipe's text"
     assert made() == set()
     assert set(json.loads(shardmill("build", *places, "--json", "--no-sha256")[1])["files_written"]) == {
         MANIFEST
@@ -245,7 +245,7 @@ def test_the_short_way_out_sees_what_changed_while_the_last_build_was_at_work(
         (["build", "--parent", "{here}/nowhere", "--out", "{out}", "-c", "{recipe}"], 2, "is not a folder"),
         (["build", "--parent", "{parent}", "--out", "{parent}", "-c", "{recipe}"], 1, "is the parent itself"),
         (["build", "--parent", "{parent}", "--out", "{recipe}", "-c", "{recipe}"], 2, "is a file"),
-        (["build", "--parent", "{parent}", "-c", "{recipe}"], 2, "Missing option '--out'"),
+        (["build", "--parent", "{parent}", "-c", "{recipe}"], 2, "Missing option '-o' / '--out'"),
         (
             ["build", "--parent", "{parent}", "--out", "{out}", "-c", "{recipe}", "--workers", "0"],
             2,
@@ -290,7 +290,7 @@ def test_a_recipe_fault_is_usage_and_a_plan_fault_is_a_failure(
     recipe = places[1]
     recipe.write_text(RECIPE.replace("expect", "expekt", 1))
     code, _, err = shardmill("plan", *places)
-    told = f"{recipe}:24: family 'attention': expekt: the key 'expekt' is not known (do you mean 'expect'?)"
+    told = f"{recipe}:16: family 'attention': expekt: the key 'expekt' is not known (do you mean 'expect'?)"
     assert (code, told in err) == (2, True)
     recipe.write_text(RECIPE.replace("expect = 4", "expect = 5"))
     code, _, err = shardmill("plan", *places)
@@ -302,7 +302,7 @@ def test_an_expected_key_that_is_met_builds(shardmill: Callable[..., Told], plac
     assert shardmill("build", *places, "--expect-key", key)[0] == 0
 
 
-@pytest.mark.parametrize("place", ["remember", "stage", "commit", "start", "keep_receipt"])
+@pytest.mark.parametrize("place", ["save", "stage", "commit", "start", "keep_receipt"])
 def test_an_error_of_the_operating_system_is_a_sentence_too(
     shardmill: Callable[..., Told], places: list[Any], monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -496,7 +496,7 @@ def test_what_a_build_of_another_kind_left_behind_is_removed_though_there_is_not
 
 def test_a_plan_that_is_stopped_does_not_claim_to_go_on(places: list[Any]) -> None:
     script = (
-        "import os, shardmill.pipeline.run.build as run\n"
+        "import os, shardmill.pipeline.run.prepare as run\n"
         "from shardmill.pipeline.commands.main import main\n"
         "run.make_plan = lambda *rest: (os.kill(os.getpid(), 15), __import__('time').sleep(120))\n"
         "main()"
@@ -518,7 +518,7 @@ def test_what_a_build_would_refuse_plan_and_explain_refuse_too(
     for out, why in (
         (built.parent / "other", "holds x"),
         (parent, "is the parent itself"),
-        (built / "inside", "lies in the checkpoint"),
+        (built / "inside", "is inside the checkpoint"),
     ):
         code, _, err = shardmill(command, *places[:-1], out)
         assert (code, why in err) == (1, True), err

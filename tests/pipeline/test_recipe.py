@@ -252,11 +252,12 @@ expect = 1
 
 def test_old_spellings_work_with_one_notice_each_at_its_line(tmp_path: Path) -> None:
     recipe = load(write_recipe(tmp_path, OLD))
-    assert recipe == load(write_recipe(tmp_path / "new", OLD.replace("quantise", "quantize")))
+    new = load(write_recipe(tmp_path / "new", OLD.replace("quantise", "quantize")))
+    assert recipe.model_dump() == new.model_dump()
     path = tmp_path / "pipeline.toml"
     words = "'dequantise' is now written 'dequantize'; the old word works for one more release"
     assert recipe.notices == (
-        f"{path}:18: family 'all': action: {words}",
+        f"{path}:16: family 'all': action: {words}",
         f"{path}:7: stages.quantise: {words.replace('dequant', 'quant')}",
         f"{path}:8: stages.dequantise: {words}",
     )

@@ -141,7 +141,7 @@ expect = 1
     build(parent, tmp_path / "fresh", other)
     assert published(out) == published(tmp_path / "fresh")
     manifest = Manifest.from_json((out / MANIFEST).read_bytes())
-    assert manifest.conversions["a.weight"]["source_block"] == [128, 128]
+    assert manifest.conversions["a.weight"].source_block == (128, 128)
 
 
 def test_a_recipe_that_names_scales_otherwise_says_so(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from shardmill.pipeline.container.header import file_stat
 from shardmill.pipeline.errors import BuildError, CheckpointError, PlanError, RecipeError
 from shardmill.pipeline.recipe.read import load
 from shardmill.pipeline.run import build as run
+from shardmill.pipeline.run.prepare import prepare
 from shardmill.pipeline.stages.job import Settings, Watch
 from tests.pipeline.parents import STAGES
 
@@ -89,7 +90,7 @@ def write_parent(folder: Path, shards: dict[str, Tensors]) -> Path:
 def build(parent: Path, out: Path, recipe: str) -> tuple[run.Summary, dict[str, Any]]:
     path = parent.parent / "recipe.toml"
     path.write_text(recipe)
-    summary = run.build(run.prepare(load(path), parent), out, Settings(kernel="numpy"), Watch())
+    summary = run.build(prepare(load(path), parent), out, Settings(kernel="numpy"), Watch())
     return summary, json.loads((out / "shardmill.manifest.json").read_bytes())
 
 

@@ -51,7 +51,7 @@ def test_each_family_s_error_stands_in_what_verify_roundtrip_prints(
     assert isinstance(printed, dict)
     page = render_page(facts)
     for family in facts.families:
-        if family.recipes:
+        if family.numerics:
             assert family.error is not None
             assert family.error.stored is not None
             assert family.worst is not None

@@ -89,6 +89,12 @@ def decoded(child: dict[str, Any], module: str, name: str, profile: str) -> Any:
 
 
 MODULE = "model.layers.0.mlp.down_proj"
+FUSED = """\
+[[fused]]
+name = "mlp"
+match = "model.layers.*.mlp.{gate,up}_proj.weight"
+runtime_names = ["gate_up_proj"]
+"""
 
 
 @pytest.mark.parametrize(("name", "profile"), targets())
@@ -174,7 +180,7 @@ def test_what_loses_something_is_counted_and_refused(tmp_path: Path) -> None:
 
 
 def test_a_wide_block_of_mxfp8_is_no_block_fp8(tmp_path: Path) -> None:
-    """A [128,128] block whose rows differ by 2^20 in scale has no common FP8 scale: it is refused, not called lossless."""
+    """A [128,128] block whose rows differ by 2^20 in scale has no common FP8 scale: it is refused."""
     codes = np.full((128, 128), 0x39, np.uint8)  # 1.125 everywhere
     scales = np.where(np.arange(128)[:, None] % 2, 127, 107).astype(np.uint8).repeat(4, axis=1)
     tensors = {f"{MODULE}.weight": ("F8_E4M3", codes), f"{MODULE}.weight_scale": ("U8", scales)}
@@ -194,7 +200,7 @@ def test_a_fused_group_has_one_number(tmp_path: Path, to: str) -> None:
     loud = (bell(72, ROWS, COLUMNS).astype(np.int32) + (3 << 7)).astype(np.uint16)  # eight times as large
     weights = {f"{home}.gate_proj": bell(71, ROWS, COLUMNS), f"{home}.up_proj": loud}
     parent = parent_of(tmp_path / "parent", {f"{n}.weight": ("BF16", w) for n, w in weights.items()})
-    fused = '[[fused]]\nname = "mlp"\nmatch = "model.layers.*.mlp.{gate,up}_proj.weight"\nruntime_names = ["gate_up_proj"]\n'
+    fused = FUSED
     build(parent, tmp_path / "out", recipe(tmp_path, to, expect=2, more=fused))
     child = arrays_of(tmp_path / "out")
     end = {"nvfp4": ".weight_global_scale", "fp8-tensor": ".weight_scale"}[to]

@@ -119,12 +119,12 @@ def _at_first(row: Row, ref: TensorRef, parent: Parent, profile: str, aim: Aim) 
     """The decision that a tensor's row and dtype alone take; None where its shape is to be seen."""
     if row is NATIVE:
         return _native(ref, parent, aim)
+    if is_expert_stack(ref) and aim == "fp8" and profile in ("fp8", "modelopt-mixed"):
+        return Decision("experts in one tensor", BlockShape(_ONE_SIDE[0], _ONE_SIDE[0]), to="fp8-block")
     if row.reason is not None:
         return Decision(row.family, reason=row.reason)
     if aim == "bf16":
         return Decision("floats", reason="no FP8: nothing to dequantize")
-    if is_expert_stack(ref) and aim == "fp8" and profile in ("fp8", "modelopt-mixed"):
-        return Decision("experts in one tensor", BlockShape(_ONE_SIDE[0], _ONE_SIDE[0]), to="fp8-block")
     if ref.dtype not in FLOATS or len(ref.shape) != 2:
         return Decision(f"{row.family} of other form", reason="no float matrix: passed through")
     if not row.stock and profile != "modelopt-mixed":

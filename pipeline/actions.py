@@ -177,11 +177,18 @@ class QuantizeBlock(Conversion):
 
     numerics: str = "amax/1"  # one of shardmill.kernels.block_fp8's formulas
     scale_suffix: str = "_scale_inv"
+    scale_axes: int = 2  # 4: [n, 1, m, 1], as stock ModelOpt loaders have it
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Self:
+        axes = {"scale_axes": 4} if given.get("profile") == "modelopt" else {}
+        return super(QuantizeBlock, cls).of({**given, **axes})
 
     def outputs(self, ref: TensorRef) -> Outputs:
+        n, m = self.block.grid(ref.shape)
         return (
             (ref.name, "F8_E4M3", ref.shape, "codes"),
-            (ref.name + self.scale_suffix, "F32", self.block.grid(ref.shape), "scales"),
+            (ref.name + self.scale_suffix, "F32", (n, m) if self.scale_axes == 2 else (n, 1, m, 1), "scales"),
         )
 
     def why_unfit(self, ref: TensorRef, tensors: Tensors) -> str | None:

@@ -120,7 +120,7 @@ def _at_first(row: Row, ref: TensorRef, parent: Parent, profile: str, aim: Aim) 
     if row is NATIVE:
         return _native(ref, parent, aim)
     if is_expert_stack(ref) and aim == "fp8" and profile in ("fp8", "modelopt-mixed"):
-        return Decision("experts in one tensor", BlockShape(_ONE_SIDE[0], _ONE_SIDE[0]), to="fp8-block")
+        return Decision("stacks of experts", BlockShape(_ONE_SIDE[0], _ONE_SIDE[0]), to="fp8-block")
     if row.reason is not None:
         return Decision(row.family, reason=row.reason)
     if aim == "bf16":

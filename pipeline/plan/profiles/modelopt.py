@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import translate
 from typing import Any
 
-from shardmill.pipeline.actions import Convert
+from shardmill.pipeline.actions import Reblock
 from shardmill.pipeline.plan.profiles.child import (
     Child,
     blocks,
@@ -83,10 +83,9 @@ def stock_problems(child: Child) -> list[str]:
     """Why unpatched runtimes can't be given the child: their block is [128,128], and its scales have four axes."""
     found = sample(vocabulary_problems(child, "modelopt"))
     for weight, action in child.conversions.items():
-        if not isinstance(action, Convert) and action.block_made:
+        if isinstance(action, Reblock):
             found.append(
-                f"{weight}: the profile 'modelopt' has block FP8 with scales of four axes: write action 'convert' "
-                f"and to = 'fp8-block' in its family"
+                f"{weight}: the profile 'modelopt' has scales of four axes, which reblock does not write; quantize it"
             )
             break
     found += sample(

@@ -58,7 +58,9 @@ def decide(parent: Parent, profile: str, aim: Aim) -> dict[str, Decision]:
     alone = _can_declare_no_more(rows, parent, profile)
     decisions = {name: _at_first(rows[name], tensors[name], parent, profile, aim) for name in tensors}
     if aim == "bf16":
-        decisions |= undone(parent, [name for name, row in rows.items() if row is not NATIVE])
+        decisions |= undone(
+            parent, [name for name, made in decisions.items() if not made or not made.source_block]
+        )
     if alone:
         kept = "the parent's own quantization and new FP8 can't both be declared by the profile " + repr(
             profile
@@ -138,6 +140,8 @@ def _native(ref: TensorRef, parent: Parent, aim: Aim) -> Decision:
     weight = next(
         (ref.name.removesuffix(end) for end in ("_scale_inv", "_scale") if ref.name.endswith(end)), ref.name
     )
+    if weight not in parent.tensors:
+        return Decision("scales of activations", reason="their weights are floats again", drop=True)
     codes = parent.tensors[weight]
     scales = scales_of(codes, parent.tensors)
     stated = parent.config.get("quantization_config") or {}

@@ -151,6 +151,10 @@ class Conversion(Action):
         """The block of the block-FP8 weight that is left; None where none is."""
         return self.block
 
+    def mains(self, ref: TensorRef) -> tuple[str, ...]:
+        """The weights that `ref` becomes, by the names of their codes or values."""
+        return (self.outputs(ref)[0][0],)
+
     def rank_unit(self, ref: TensorRef) -> tuple[Shape, BlockShape] | None:
         """The weight's own shape, and the (rows, columns) of it that a rank must get whole; None: nothing to split."""
         return (ref.shape, self.block_made) if self.block_made else None
@@ -281,7 +285,7 @@ class Convert(Conversion):
 
     name = "convert"
     needs = ("to", "expect")
-    takes = ("source", "block", "source_block", "group", "numerics", "lossless", "transposed")
+    takes = ("source", "block", "source_block", "group", "numerics", "lossless", "transposed", "unstack")
     stage = "convert"
     consumes_scales = True
 
@@ -292,6 +296,9 @@ class Convert(Conversion):
     group: int = 128
     lossless: bool = False  # whether a block that does not decode to the parent's numbers is refused
     transposed: bool = False  # the parent stores [..., C, R]
+    unstack: tuple[
+        str, ...
+    ] = ()  # a stack [E, R, C] becomes E times these modules, which share the rows in order
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
@@ -338,8 +345,26 @@ class Convert(Conversion):
         assert spelling is not None, "why_unfit has refused it"
         return spelling
 
+    def members(self, ref: TensorRef) -> list[tuple[str, int, int]]:
+        """(module, expert, first row) of every weight that `ref` becomes where it is unstacked."""
+        experts, rows, _ = self.shape(ref)
+        home = ref.name.removesuffix(WEIGHT).rpartition(".")[0]
+        step = rows // len(self.unstack)
+        return [
+            (f"{home}.{expert}.{own}", expert, place * step)
+            for expert in range(experts)
+            for place, own in enumerate(self.unstack)
+        ]
+
+    def made_of(self, ref: TensorRef, module: str) -> dict[str, tuple[str, FormatPart]]:
+        """Role -> (name, part) of one weight of an unstacked `ref`."""
+        _, rows, columns = self.shape(ref)
+        shape = (rows // len(self.unstack), columns)
+        found = targets(module, False, formats()[self.to], self.spelling(), shape, self.params)
+        return {part.role: (name, part) for name, part in found}
+
     def made(self, ref: TensorRef) -> dict[str, tuple[str, FormatPart]]:
-        """Role -> (name, part) of what `ref` becomes."""
+        """Role -> (name, part) of what `ref` becomes, where it is not unstacked."""
         form, target = formats()[self.source], formats()[self.to]
         ends = [WEIGHT] if form.name == "bf16" else [main_end(each) for each in form.spellings]
         end = max((each for each in ends if ref.name.endswith(each)), key=len, default="")
@@ -349,12 +374,21 @@ class Convert(Conversion):
         )
         return {part.role: (name, part) for name, part in found}
 
+    def mains(self, ref: TensorRef) -> tuple[str, ...]:
+        return tuple(name for name, _, _, part in self.outputs(ref) if part == "values")
+
     def outputs(self, ref: TensorRef) -> Outputs:
-        if self.why_unspelled() or len(ref.shape) < 2:
+        if self.why_unspelled() or len(ref.shape) < (3 if self.unstack else 2):
             return ()
-        made = self.made(ref)
-        part: dict[str, Part] = {role: "values" if role in MAIN else "scales" for role in made}
-        return tuple((name, each.dtype, each.shape, part[role]) for role, (name, each) in made.items())
+        if self.unstack:
+            weights = [self.made_of(ref, module) for module, _, _ in self.members(ref)]
+        else:
+            weights = [self.made(ref)]
+        return tuple(
+            (name, each.dtype, each.shape, "values" if role in MAIN else "scales")
+            for made in weights
+            for role, (name, each) in made.items()
+        )
 
     def reads(self, ref: TensorRef, tensors: Tensors) -> tuple[TensorRef, ...]:
         found = self.held(ref, tensors)
@@ -376,16 +410,19 @@ class Convert(Conversion):
         if isinstance(found, str):
             return found
         target = formats()[self.to]
-        if found.count > 1 and target.surveys:
+        if self.unstack and (len(found.shape) != 3 or found.shape[1] % len(self.unstack)):
+            return f"has shape {list(found.shape)}, which does not unstack into {', '.join(self.unstack)}"
+        if found.count > 1 and target.surveys and not self.unstack:
             return f"is a stack of {found.count}; {self.to} has a number for each matrix, unstack it first"
         if reason := target.unfit(found.shape[-2:], self.params):
             return f"{reason}, as {self.to} needs"
         own = {each.name for each in found.refs.values()}
-        taken = [name for name, _ in self.made(ref).values() if name in tensors and name not in own]
+        taken = [name for name, *_ in self.outputs(ref) if name in tensors and name not in own]
         return f"the parent holds {taken[0]} already" if taken else None
 
     def rank_unit(self, ref: TensorRef) -> tuple[Shape, BlockShape] | None:
-        shape = self.shape(ref)[-2:]
+        rows, columns = self.shape(ref)[-2:]
+        shape = (rows // max(1, len(self.unstack)), columns)
         return shape, BlockShape(*formats()[self.to].rank_unit(shape, self.params))
 
     def unit(self, ref: TensorRef) -> BlockShape:

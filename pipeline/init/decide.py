@@ -10,6 +10,7 @@ from shardmill.pipeline.formats import formats
 from shardmill.pipeline.formats.base import Params
 from shardmill.pipeline.formats.module import Held, base_name, held
 from shardmill.pipeline.init.look import NATIVE, PACKED, children, home_of, rows_of, text_config
+from shardmill.pipeline.init.stacks import Stack, expert_stacks
 from shardmill.pipeline.init.vocabulary import AXES, GROUPS, Group, Row
 from shardmill.pipeline.plan.profiles.child import FLOATS
 from shardmill.pipeline.plan.sources import scales_of
@@ -36,6 +37,8 @@ class Decision:
     to: str | None = None
     source: str | None = None
     drop: bool = False
+    transposed: bool = False
+    unstack: tuple[str, ...] = ()
 
     @property
     def converts(self) -> bool:
@@ -57,6 +60,11 @@ def decide(parent: Parent, profile: str, aim: Aim) -> dict[str, Decision]:
     rows, tensors = rows_of(parent), parent.tensors
     alone = _can_declare_no_more(rows, parent, profile)
     decisions = {name: _at_first(rows[name], tensors[name], parent, profile, aim) for name in tensors}
+    if aim != "bf16":
+        stacks = expert_stacks(tensors, str(text_config(parent.config).get("model_type")))
+        chosen = {name: _stacked(stack, profile, aim) for name, stack in stacks.items()}
+        if all(chosen.values()):
+            decisions |= chosen
     if aim == "bf16":
         decisions |= undone(
             parent, [name for name, made in decisions.items() if not made or not made.source_block]
@@ -121,8 +129,6 @@ def _at_first(row: Row, ref: TensorRef, parent: Parent, profile: str, aim: Aim) 
     """The decision that a tensor's row and dtype alone take; None where its shape is to be seen."""
     if row is NATIVE:
         return _native(ref, parent, aim)
-    if is_expert_stack(ref) and aim == "fp8" and profile in ("fp8", "modelopt-mixed"):
-        return Decision("stacks of experts", BlockShape(_ONE_SIDE[0], _ONE_SIDE[0]), to="fp8-block")
     if row.reason is not None:
         return Decision(row.family, reason=row.reason)
     if aim == "bf16":
@@ -161,17 +167,17 @@ def _odd(ref: TensorRef) -> bool:
     return min(R, C) < _ONE_SIDE[0] or C % _ONE_SIDE[0] != 0
 
 
-def is_expert_stack(ref: TensorRef) -> bool:
-    """Routed experts in one float tensor [E, a, b] whose matrices are whole blocks."""
-    name = ref.name.removesuffix(".weight")
-    parent, _, own = name.rpartition(".")
-    named = parent.endswith("experts") and own in ("gate_up_proj", "gate_proj", "up_proj", "down_proj")
-    sides = ref.shape[1:]
-    return (
-        named
-        and ref.dtype in FLOATS
-        and len(ref.shape) == 3
-        and all(side >= _ONE_SIDE[0] and side % _ONE_SIDE[0] == 0 for side in sides)
+def _stacked(stack: Stack, profile: str, aim: Aim) -> Decision | None:
+    """The decision for experts in one tensor: one tensor an expert, as makers publish them; None where unfit."""
+    form = formats()["fp8-block" if aim == "fp8" else aim]
+    spelling = form.spelling(profile)
+    side = BlockShape(_ONE_SIDE[0], _ONE_SIDE[0]) if aim == "fp8" else None
+    if spelling is None or spelling.entry is None or form.unfit(stack.shape, Params()):
+        return None
+    if side and (stack.shape[0] % side.rows or stack.shape[1] % side.cols):
+        return None
+    return Decision(
+        "stacks of experts", side, to=form.name, transposed=stack.transposed, unstack=stack.members
     )
 
 

@@ -133,6 +133,8 @@ def _families(
                 to=decision.to,
                 source=decision.source,
                 drop=decision.drop,
+                transposed=decision.transposed,
+                unstack=decision.unstack,
                 reason=decision.reason,
                 numerics="recover/1"
                 if decision.family in native and decision.block == _NATIVE_BLOCK

@@ -214,6 +214,7 @@ AXES: Mapping[str, tuple[str, ...]] = {
         "**.{gate,up,gate_up}_proj.weight",
         "**.experts.*.{w1,w3}.weight",
         "**.blocks.*.attn.qkv.weight",
+        "**.experts.gate_up_proj",
         "**.linear_attn.{in_proj_qkvz,in_proj_qkv,in_proj_z}.weight",
         "**.mixer.{q,k,v,in}_proj.weight",
         "**.mamba.in_proj.weight",
@@ -226,6 +227,7 @@ AXES: Mapping[str, tuple[str, ...]] = {
     "columns": (
         "**.self_attn.o_proj.weight",
         "**.down_proj.weight",
+        "**.experts.down_proj",
         "**.linear_attn.out_proj.weight",
         "**.self_attn.{out_proj,dense}.weight",
         "**.self_attn.*.o_proj.weight",

@@ -22,6 +22,8 @@ class FamilyText:
     to: str | None = None
     source: str | None = None
     drop: bool = False
+    transposed: bool = False
+    unstack: tuple[str, ...] = ()
     numerics: str | None = None
 
 
@@ -109,6 +111,10 @@ def _family(family: FamilyText) -> Iterator[str]:
             yield f"source = {_quoted(family.source)}"
         if family.block:
             yield f"block = {list(family.block)}"
+        if family.transposed:
+            yield "transposed = true"
+        if family.unstack:
+            yield f"unstack = {json.dumps(family.unstack)}   # one tensor an expert"
     elif family.source_block:
         yield 'action = "dequantize"'
         yield f"source_block = {list(family.source_block)}"

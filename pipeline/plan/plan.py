@@ -35,14 +35,16 @@ def make_plan(recipe: Recipe, parent: Parent, assignments: Sequence[Assignment])
         shard for header in parent.headers if (shard := _shard(header, by_shard[header.shard])) is not None
     )
     converted = {
-        each.action.outputs(each.source)[0][0]: (each.family, each.action)
+        name: (each.family, each.action)
         for each in assignments
         if isinstance(each.action, Conversion)
+        for name in each.action.mains(each.source)
     }
     units = {
-        each.action.outputs(each.source)[0][0]: each.action.unit(each.source)
+        name: each.action.unit(each.source)
         for each in assignments
         if isinstance(each.action, Conversion)
+        for name in each.action.mains(each.source)
     }
     loads = tuple(loads_at(recipe, assignments))
     refuse_unloadable(recipe, loads)

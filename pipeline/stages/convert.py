@@ -8,7 +8,7 @@ decodes to the very f32 numbers that the parent's parts decode to.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 from typing import Any
 
@@ -56,6 +56,9 @@ class _Weight:
     target: Format
     pieces: Mapping[str, TensorRef]  # role -> output tensor
     parts: Mapping[str, Part]  # role -> the target's own part of one matrix
+    matrices: range  # of the parent's stack
+    first_row: int  # in each of these
+    rows: int
 
     @property
     def recast(self) -> Recast | None:
@@ -75,24 +78,48 @@ def _converted(job: ShardJob, pieces: list[Piece]) -> dict[str, Decoded]:
     assert isinstance(held, Held), held
     target = formats()[action.to]
     by_name = {piece.ref.name: piece.ref for piece in pieces}
-    refs = {role: by_name[name] for role, (name, _) in action.made(source).items()}
-    parts = {part.role: part for part in target.parts(held.shape[-2:], action.params)}
-    weight = _Weight(job, action, source, held, target, refs, parts)
-    amax, partners = _surveyed(weight, near, first.reads) if target.surveys else (None, {})
     sources = _Hashes(held.refs)
+    made: dict[str, Decoded] = {}
+    for matrices, first_row, named in _weights(action, source, held):
+        refs = {role: by_name[name] for role, (name, _) in named.items()}
+        rows = held.shape[-2] // max(1, len(action.unstack))
+        parts = {part.role: part for part in target.parts((rows, held.shape[-1]), action.params)}
+        weight = _Weight(job, action, source, held, target, refs, parts, matrices, first_row, rows)
+        made.update(_of_one(weight, near, first.reads, sources))
+    main = action.mains(source)[0]
+    made[main] = replace(made[main], sources={**made[main].sources, **sources.digests(job)})
+    return made
+
+
+def _weights(
+    action: Convert, source: TensorRef, held: Held
+) -> Iterator[tuple[range, int, Mapping[str, tuple[str, Part]]]]:
+    """(matrices of the parent's stack, first row in each, role -> (name, part)) of every weight that is made."""
+    if not action.unstack:
+        yield range(held.count), 0, action.made(source)
+        return
+    for module, expert, row in action.members(source):
+        yield range(expert, expert + 1), row, action.made_of(source, module)
+
+
+def _of_one(
+    weight: _Weight, near: Mapping[str, TensorRef], reads: Iterable[TensorRef], sources: _Hashes
+) -> dict[str, Decoded]:
+    """Output tensor -> Decoded, of one weight or of one stack."""
+    action, source = weight.action, weight.source
+    amax, partners = _surveyed(weight, near, reads) if weight.target.surveys else (None, {})
     made, counts = _encoded(weight, amax, sources)
     if action.lossless and counts["exact_blocks"] < counts["blocks"]:
         raise BuildError(
             f"{source.shard}: {source.name}: {counts['blocks'] - counts['exact_blocks']} of {counts['blocks']} blocks "
             f"lose something as {action.to}; drop `lossless`, choose another format, or keep this tensor's family"
         )
-    read = {**partners, **sources.digests(job)}
-    main = next(role for role in MAIN if role in refs)
+    main = next(role for role in MAIN if role in weight.pieces)
     return {
         ref.name: Decoded(
-            made[role], read if role == main else {}, counts=(counts or None) if role == main else None
+            made[role], partners if role == main else {}, counts=(counts or None) if role == main else None
         )
-        for role, ref in refs.items()
+        for role, ref in weight.pieces.items()
     }
 
 
@@ -103,15 +130,16 @@ def _encoded(
     hashes = {role: TensorHash() for role in weight.pieces}
     blocks = exact = 0
     setting = _setting(weight, amax)
-    for expert in range(weight.held.count):
+    for expert in weight.matrices:
         once = True
         for begin, end in _strips(weight):
-            arrays = _read(weight.job, weight.held, expert, begin, end, sources)
+            first = weight.first_row + begin
+            arrays = _read(weight.job, weight.held, expert, first, first + end - begin, sources)
             try:
                 made, values = _strip(weight, arrays, setting)
             except NonFinite as fault:
                 raise _not_finite(weight, begin, fault) from None
-            _put(weight, expert, begin, end, made, hashes, once)
+            _put(weight, expert - weight.matrices.start, begin, end, made, hashes, once)
             once = False
             if weight.counted:
                 all_blocks, same = exact_blocks(
@@ -151,14 +179,14 @@ def _put(
     first: bool,
 ) -> None:
     """Writes a strip's parts; what belongs to the whole matrix is written with its first strip."""
-    extra = {"shape": np.array(weight.held.shape[-2:], "<i8")}
+    extra = {"shape": np.array([weight.rows, weight.held.shape[-1]], "<i8")}
     for role, ref in weight.pieces.items():
         part = weight.parts[role]
         if not part.per and not first:
             continue
         array = made[role] if role in made else extra[role]
         data = np.ascontiguousarray(array).tobytes()
-        whole = ref.bytes // weight.held.count
+        whole = ref.bytes // len(weight.matrices)
         row = whole // part.shape[0] if part.per and part.shape else 0  # bytes of an index of the first axis
         place = expert * whole + part.span(begin, end)[0] * row if part.per else expert * whole
         weight.job.sink.write(data, weight.job.plan.header.data_begin + ref.begin + place)
@@ -167,7 +195,7 @@ def _put(
 
 def _strips(weight: _Weight) -> Iterator[tuple[int, int]]:
     """Runs of rows that are whole in every part of the source and of the target."""
-    R, C = weight.held.shape[-2:]
+    R, C = weight.rows, weight.held.shape[-1]
     parts = [*weight.held.parts.values(), *weight.parts.values()]
     step = lcm(*(part.per for part in parts if part.per))
     rows = max(1, STRIP_BYTES // (2 * C))
@@ -244,7 +272,10 @@ def _surveyed(
     weight: _Weight, near: Mapping[str, TensorRef], reads: Iterable[TensorRef]
 ) -> tuple[np.float32, dict[str, str]]:
     """The largest number of the weight and of its fused group; and digests of the group's other weights."""
-    largest, digests = _largest(weight, weight.held, None), {}
+    largest = _largest(weight, weight.held, None)
+    digests: dict[str, str] = {}
+    if weight.action.unstack:
+        return largest, digests
     own = {ref.name for ref in weight.held.refs.values()}
     for ref in reads:
         if ref.name in own or weight.action.consumes(ref.name, {"source": weight.action.source}):
@@ -259,9 +290,10 @@ def _surveyed(
 
 def _largest(weight: _Weight, held: Held, seen: _Hashes | None) -> np.float32:
     codes, largest = _codes(weight.job), np.float32(0)
-    surveyed = _Weight(weight.job, weight.action, weight.source, held, weight.target, {}, weight.parts)
+    rows = held.shape[-2]  # of all members: what is unstacked shares the number of its matrix
+    surveyed = replace(weight, held=held, first_row=0, rows=rows)
     for begin, end in _strips(surveyed):
-        arrays = _read(weight.job, held, 0, begin, end, seen)
+        arrays = _read(weight.job, held, weight.matrices.start, begin, end, seen)
         if weight.recast:
             found = weight.recast.survey(arrays)
         elif held.form.name == "bf16":

@@ -227,6 +227,24 @@ def test_a_stack_is_its_experts(tmp_path: Path, transposed: bool) -> None:
         )
 
 
+@pytest.mark.parametrize("to", ["mxfp8", "nvfp4"])
+def test_a_stack_unstacks_into_one_tensor_an_expert(tmp_path: Path, to: str) -> None:
+    """[E, in, gate + up] becomes experts.E.{gate,up}_proj, with the number of the expert's whole matrix."""
+    experts = bell(82, 2, 256, 128)
+    stored = np.ascontiguousarray(experts.transpose(0, 2, 1))
+    home = "model.layers.0.mlp.experts"
+    parent = parent_of(tmp_path / "parent", {f"{home}.gate_up_proj": ("BF16", stored)})
+    keys = 'transposed = true\nunstack = ["gate_proj", "up_proj"]\n'
+    build(parent, tmp_path / "out", recipe(tmp_path, to, globs="**.experts.gate_up_proj", keys=keys))
+    child, form = arrays_of(tmp_path / "out"), formats()[to]
+    assert form.encode is not None
+    for number, expert in enumerate(experts):
+        made = setting(to, "compressed-tensors", np.float32(np.abs(bf16_to_f32(expert)).max()))
+        for name, rows in (("gate_proj", slice(0, 128)), ("up_proj", slice(128, 256))):
+            for role, array in form.encode(np.ascontiguousarray(expert[rows]), made).items():
+                assert child[f"{home}.{number}.{name}{made.spelling.ends[role]}"].tobytes() == array.tobytes()
+
+
 def test_unfit_weights_and_words_are_refused_by_the_plan(tmp_path: Path) -> None:
     """Columns that are no whole groups, a profile without the word, an unknown format: each is told before a byte."""
     parent = parent_of(tmp_path / "parent", {f"{MODULE}.weight": ("BF16", bell(91, 8, 40))})

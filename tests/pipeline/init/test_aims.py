@@ -59,12 +59,25 @@ def test_towers_are_known_by_their_place() -> None:
     assert {name.partition(".")[0] for name in made.plan.conversions} == {"llm", "mtp"}
 
 
-def test_a_stack_of_experts_converts() -> None:
-    """Experts in one tensor of whole blocks become block FP8, and the draft says what share of the bytes that is."""
-    stacks = {"mlp.experts.gate_up_proj": (8, 512, 256), "mlp.experts.down_proj": (8, 256, 256)}
-    made = drafted(bf16({**ATTENTION, **stacks}))
-    assert families(made)["stacks of experts"].action == "convert"
-    assert made.plan.weight_map[f"{LAYER}mlp.experts.down_proj_scale_inv"]
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("aim", ["fp8", "nvfp4"])
+def test_a_stack_of_experts_becomes_one_tensor_an_expert(aim: str, transposed: bool) -> None:
+    """Experts in one tensor, stored either way, become what makers publish: experts.E.{gate,up,down}_proj."""
+    shapes = {"mlp.experts.gate_up_proj": (8, 256, 512), "mlp.experts.down_proj": (8, 256, 256)}
+    if not transposed:
+        shapes["mlp.experts.gate_up_proj"] = (8, 512, 256)
+    made = aimed(bf16({**ATTENTION, **shapes}), aim)
+    names = {name.rpartition(".")[0] for name in made.plan.weight_map if ".experts." in name}
+    wanted = {f"{LAYER}mlp.experts.{e}.{own}_proj" for e in range(8) for own in ("gate", "up", "down")}
+    assert names == wanted
+    assert ("transposed = true" in made.text) == transposed
+
+
+def test_interleaved_experts_stay() -> None:
+    """gpt-oss alternates rows of gate and up, which no two modules can hold: its stacks are kept, with a reason."""
+    shapes = {"mlp.experts.gate_up_proj": (8, 256, 512), "mlp.experts.down_proj": (8, 256, 256)}
+    made = drafted(bf16({**ATTENTION, **shapes}), model_type="gpt_oss")
+    assert families(made)["stacks"].action == "keep"
 
 
 def test_what_converts_nothing_is_refused(tmp_path) -> None:

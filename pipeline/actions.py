@@ -26,6 +26,8 @@ Tensors = Mapping[str, TensorRef]
 _FLOATS = ("BF16", "F16", "F32")
 _PACKED = ("U8", "I8", "F4")
 _USUAL = BlockShape(128, 128)
+# What a fused projection of an expert is published as, in the order of its rows.
+_HALVES: Mapping[str, tuple[str, ...]] = {"gate_up_proj": ("gate_proj", "up_proj"), "w13": ("w1", "w3")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,9 +298,9 @@ class Convert(Conversion):
     group: int = 128
     lossless: bool = False  # whether a block that does not decode to the parent's numbers is refused
     transposed: bool = False  # the parent stores [..., C, R]
-    unstack: tuple[
-        str, ...
-    ] = ()  # a stack [E, R, C] becomes E times these modules, which share the rows in order
+    unstack: bool = (
+        False  # a stack [E, R, C] becomes one weight an expert; gate_up_proj two, which share its rows
+    )
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
@@ -310,6 +312,9 @@ class Convert(Conversion):
         if law not in form.laws:
             raise ValueError(f"`numerics`: {form.name} has no {law!r}; choose from {', '.join(form.laws)}")
         _format(given.get("source", "bf16"), "source")
+        for key, kind in (("lossless", bool), ("transposed", bool), ("unstack", bool), ("group", int)):
+            if key in given and type(given[key]) is not kind:
+                raise ValueError(f"`{key}` should be {'true or false' if kind is bool else 'a whole number'}")
         keys = {field.name for field in fields(cls)} - {"block", "numerics", "name"}
         kept = {key: given[key] for key in keys if key in given}
         return cls(**kept, block=given.get("block", _USUAL), numerics=law)
@@ -348,18 +353,24 @@ class Convert(Conversion):
     def members(self, ref: TensorRef) -> list[tuple[str, int, int]]:
         """(module, expert, first row) of every weight that `ref` becomes where it is unstacked."""
         experts, rows, _ = self.shape(ref)
-        home = ref.name.removesuffix(WEIGHT).rpartition(".")[0]
-        step = rows // len(self.unstack)
+        home, _, own = ref.name.removesuffix(WEIGHT).rpartition(".")
+        parts = _HALVES.get(own, (own,))
+        step = rows // len(parts)
         return [
             (f"{home}.{expert}.{own}", expert, place * step)
             for expert in range(experts)
-            for place, own in enumerate(self.unstack)
+            for place, own in enumerate(parts)
         ]
+
+    def parts_of_rows(self, ref: TensorRef) -> int:
+        """How many weights share the rows of each matrix of `ref`."""
+        own = ref.name.removesuffix(WEIGHT).rpartition(".")[2]
+        return len(_HALVES.get(own, (own,))) if self.unstack else 1
 
     def made_of(self, ref: TensorRef, module: str) -> dict[str, tuple[str, FormatPart]]:
         """Role -> (name, part) of one weight of an unstacked `ref`."""
         _, rows, columns = self.shape(ref)
-        shape = (rows // len(self.unstack), columns)
+        shape = (rows // self.parts_of_rows(ref), columns)
         found = targets(module, False, formats()[self.to], self.spelling(), shape, self.params)
         return {part.role: (name, part) for name, part in found}
 
@@ -410,8 +421,8 @@ class Convert(Conversion):
         if isinstance(found, str):
             return found
         target = formats()[self.to]
-        if self.unstack and (len(found.shape) != 3 or found.shape[1] % len(self.unstack)):
-            return f"has shape {list(found.shape)}, which does not unstack into {', '.join(self.unstack)}"
+        if self.unstack and (len(found.shape) != 3 or found.shape[1] % self.parts_of_rows(ref)):
+            return f"has shape {list(found.shape)}; only a stack [experts, rows, columns] can be unstacked"
         if found.count > 1 and target.surveys and not self.unstack:
             return f"is a stack of {found.count}; {self.to} has a number for each matrix, unstack it first"
         if reason := target.unfit(found.shape[-2:], self.params):
@@ -422,7 +433,7 @@ class Convert(Conversion):
 
     def rank_unit(self, ref: TensorRef) -> tuple[Shape, BlockShape] | None:
         rows, columns = self.shape(ref)[-2:]
-        shape = (rows // max(1, len(self.unstack)), columns)
+        shape = (rows // self.parts_of_rows(ref), columns)
         return shape, BlockShape(*formats()[self.to].rank_unit(shape, self.params))
 
     def unit(self, ref: TensorRef) -> BlockShape:

@@ -38,7 +38,7 @@ class Decision:
     source: str | None = None
     drop: bool = False
     transposed: bool = False
-    unstack: tuple[str, ...] = ()
+    unstack: bool = False
 
     @property
     def converts(self) -> bool:
@@ -176,9 +176,7 @@ def _stacked(stack: Stack, profile: str, aim: Aim) -> Decision | None:
         return None
     if side and (stack.shape[0] % side.rows or stack.shape[1] % side.cols):
         return None
-    return Decision(
-        "stacks of experts", side, to=form.name, transposed=stack.transposed, unstack=stack.members
-    )
+    return Decision("stacks of experts", side, to=form.name, transposed=stack.transposed, unstack=True)
 
 
 def undone(parent: Parent, names: Iterable[str]) -> dict[str, Decision]:

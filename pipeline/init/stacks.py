@@ -1,4 +1,4 @@
-"""Routed experts in one tensor: which way their matrices are stored, and the modules that an expert has.
+"""Routed experts in one tensor: which way their matrices are stored.
 
 gate_up_proj and down_proj of one model tell it by themselves: [E, 2I, H] and [E, H, I] are stored as they are applied,
 [E, H, 2I] and [E, I, H] transposed.
@@ -18,11 +18,10 @@ _INTERLEAVED = ("gpt_oss",)  # rows of gate and up alternate there: halves are n
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """A stack of experts: how it is stored, and what its experts' parts are called."""
+    """A stack of experts: how it is stored, and what an expert has of it."""
 
     transposed: bool
-    members: tuple[str, ...]
-    shape: Shape  # of one member [R, C]
+    shape: Shape  # of one expert's gate, up or down, [R, C]
 
 
 def expert_stacks(tensors: Mapping[str, TensorRef], model_type: str) -> dict[str, Stack]:
@@ -37,13 +36,13 @@ def expert_stacks(tensors: Mapping[str, TensorRef], model_type: str) -> dict[str
         (_, a, b), (_, c, d) = ref.shape, down.shape
         if (a, b) == (2 * d, c):
             found |= {
-                name: Stack(False, ("gate_proj", "up_proj"), (d, b)),
-                down.name: Stack(False, ("down_proj",), (c, d)),
+                name: Stack(False, (d, b)),
+                down.name: Stack(False, (c, d)),
             }
         elif (b, a) == (2 * c, d):
             found |= {
-                name: Stack(True, ("gate_proj", "up_proj"), (c, a)),
-                down.name: Stack(True, ("down_proj",), (d, c)),
+                name: Stack(True, (c, a)),
+                down.name: Stack(True, (d, c)),
             }
     return found
 

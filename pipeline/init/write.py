@@ -23,7 +23,7 @@ class FamilyText:
     source: str | None = None
     drop: bool = False
     transposed: bool = False
-    unstack: tuple[str, ...] = ()
+    unstack: bool = False
     numerics: str | None = None
 
 
@@ -114,7 +114,7 @@ def _family(family: FamilyText) -> Iterator[str]:
         if family.transposed:
             yield "transposed = true"
         if family.unstack:
-            yield f"unstack = {json.dumps(family.unstack)}   # one tensor an expert"
+            yield "unstack = true   # one tensor an expert, as makers publish them"
     elif family.source_block:
         yield 'action = "dequantize"'
         yield f"source_block = {list(family.source_block)}"

@@ -82,7 +82,7 @@ def _converted(job: ShardJob, pieces: list[Piece]) -> dict[str, Decoded]:
     made: dict[str, Decoded] = {}
     for matrices, first_row, named in _weights(action, source, held):
         refs = {role: by_name[name] for role, (name, _) in named.items()}
-        rows = held.shape[-2] // max(1, len(action.unstack))
+        rows = held.shape[-2] // action.parts_of_rows(source)
         parts = {part.role: part for part in target.parts((rows, held.shape[-1]), action.params)}
         weight = _Weight(job, action, source, held, target, refs, parts, matrices, first_row, rows)
         made.update(_of_one(weight, near, first.reads, sources))

@@ -234,7 +234,7 @@ def test_a_stack_unstacks_into_one_tensor_an_expert(tmp_path: Path, to: str) -> 
     stored = np.ascontiguousarray(experts.transpose(0, 2, 1))
     home = "model.layers.0.mlp.experts"
     parent = parent_of(tmp_path / "parent", {f"{home}.gate_up_proj": ("BF16", stored)})
-    keys = 'transposed = true\nunstack = ["gate_proj", "up_proj"]\n'
+    keys = "transposed = true\nunstack = true\n"
     build(parent, tmp_path / "out", recipe(tmp_path, to, globs="**.experts.gate_up_proj", keys=keys))
     child, form = arrays_of(tmp_path / "out"), formats()[to]
     assert form.encode is not None
@@ -255,5 +255,7 @@ def test_unfit_weights_and_words_are_refused_by_the_plan(tmp_path: Path) -> None
         build(parent, tmp_path / "out", recipe(tmp_path, "int8-channel", "fp8"))
     with pytest.raises(RecipeError, match="'fp7' is no format"):
         build(parent, tmp_path / "out", recipe(tmp_path, "fp7"))
+    with pytest.raises(RecipeError, match="`lossless` should be true or false"):
+        build(parent, tmp_path / "out", recipe(tmp_path, "mxfp8", keys='lossless = "yes"\n'))
     with pytest.raises(RecipeError, match="awq is only read"):
         build(parent, tmp_path / "out", recipe(tmp_path, "awq"))

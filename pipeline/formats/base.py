@@ -120,6 +120,9 @@ class Format:
         None  # (weight's shape, scales' shape) -> columns of a group
     )
     cut: Callable[[Shape, Params], tuple[int, int]] | None = None  # where it is not `unit`
+    counted: Callable[[Shape, Params], tuple[int, int]] | None = (
+        None  # what a loss is counted by, where not `unit`
+    )
     recasts: Mapping[str, Recast] = field(default_factory=dict)  # source format -> the way from it
 
     def rank_unit(self, shape: Shape, params: Params) -> tuple[int, int]:

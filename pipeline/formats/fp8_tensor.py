@@ -73,7 +73,8 @@ FORMAT: Final = Format(
     ),
     parts=_parts,
     unfit=always_fit,
-    unit=lambda shape, params: (1, shape[1]),  # losses are counted by rows
+    unit=lambda shape, params: (shape[0], shape[1]),
+    counted=lambda shape, params: (1, shape[1]),
     cut=lambda shape, params: (1, 1),
     encode=_encode,
     decode=_decode,

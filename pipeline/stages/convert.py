@@ -145,7 +145,7 @@ def _encoded(
                 all_blocks, same = exact_blocks(
                     values,
                     weight.target.decode(made, setting),
-                    weight.target.unit(values.shape, setting.params),
+                    (weight.target.counted or weight.target.unit)(values.shape, setting.params),
                 )
                 blocks, exact = blocks + all_blocks, exact + same
             weight.job.watch.done(sum(each.nbytes for each in arrays.values()))

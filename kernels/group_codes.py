@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardmill.kernels.block_fp8 import NonFinite, Rows, known_kernels, rows_of
-from shardmill.kernels.formats import E2M1_MAX, F32, U8, U32, bf16_to_f32
+from shardmill.kernels.formats import E2M1_MAX, E2M1_VALUES, F32, U8, U32, bf16_to_f32
 
 I8 = NDArray[np.int8]
 SMALLEST_SCALE: Final = 2.0**-100
@@ -20,6 +20,8 @@ SMALLEST_SCALE: Final = 2.0**-100
 
 CHUNK_ELEMENTS: Final = 131_072
 _INFINITY_BITS: Final = 0x7F800000
+_ERROR_UNITS: Final = 2.0**30
+_LARGEST_ERROR: Final = np.float32(32)  # so that sums of errors stay whole numbers of 64 bits
 # E2M1 steps by 2^(e-1) between 2^e and 2^(e+1), and by 1/2 below 1: an f32 of 2^(e+22) steps by just that. The anchor
 # holds 2e in its lowest bits, what the exponent adds to the code; e is the f32's exponent field less 127.
 _LOWEST_EXPONENT: Final = np.uint32(127)
@@ -57,6 +59,23 @@ class GroupCodes:
             codes = e2m1_codes(quotients)
             out[rows] = codes[:, 0::2] | codes[:, 1::2] << np.uint8(4)
         return out
+
+    def e2m1_errors(self, source: NDArray[Any], packed: U8, scales: F32, group: int) -> NDArray[np.int64]:
+        """Squared error of each group in units of 2^-30 of its scale squared: i64 [rows, C/g], summed exactly.
+
+        packed u8 [rows, C/2]; scales f32 [rows, C/g]. An error is counted as 32 at most.
+        """
+        if self.name == "numba":
+            from shardmill.kernels.group_codes_numba import e2m1_errors
+
+            sums: NDArray[np.int64] = e2m1_errors(*_bits(source), packed, scales, group, E2M1_VALUES)
+            return sums
+        quotients = np.divide(widened(source), np.repeat(scales, group, axis=1))
+        errors = np.minimum(np.abs(E2M1_VALUES[unpack_nibbles(packed)] - quotients), _LARGEST_ERROR)
+        wide = errors.astype(np.float64)
+        units = (wide * wide * _ERROR_UNITS + 0.5).astype(np.int64)
+        counted: NDArray[np.int64] = units.reshape(len(source), -1, group).sum(axis=2)
+        return counted
 
     def integers(self, source: NDArray[Any], divisors: F32, group: int, bits: int) -> I8:
         """Nearest whole numbers to source [rows, C] / divisors [rows, ceil(C/g)], within `bits` bits: i8 [rows, C]."""

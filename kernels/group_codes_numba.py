@@ -28,6 +28,25 @@ def e2m1_packed(bits: NDArray[Any], narrow: bool, divisors: F32, group: int) -> 
 
 
 @compiled
+def e2m1_errors(
+    bits: NDArray[Any], narrow: bool, packed: U8, scales: F32, group: int, values: F32
+) -> NDArray[np.int64]:
+    """i64 [rows, C/g]; see GroupCodes.e2m1_errors."""
+    sums = np.empty(scales.shape, np.int64)
+    for i in range(bits.shape[0]):
+        for k in range(scales.shape[1]):
+            scale, total = scales[i, k], np.int64(0)
+            for j in range(k * group, (k + 1) * group):
+                code = (packed[i, j // 2] >> np.uint8(4 * (j & 1))) & np.uint8(15)
+                value = np.uint32(f32_bits(bits[i, j], narrow)).view(np.float32)
+                error = np.float32(values[code] - np.float32(value / scale))
+                wide = np.float64(min(abs(error), np.float32(32)))
+                total += np.int64(wide * wide * 2.0**30 + 0.5)
+            sums[i, k] = total
+    return sums
+
+
+@compiled
 def integer_codes(
     bits: NDArray[Any], narrow: bool, divisors: F32, group: int, low: Any, high: Any
 ) -> NDArray[np.int8]:

@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from shardmill.kernels.formats import E2M1_VALUES, F32, U8, U32
-from shardmill.kernels.group_codes import SMALLEST_SCALE, unpack_nibbles, widened
+from shardmill.kernels.formats import E2M1_VALUES, F32, U32
+from shardmill.kernels.group_codes import SMALLEST_SCALE, unpack_nibbles
 from shardmill.pipeline.formats.base import (
     Arrays,
     Format,
@@ -30,8 +30,6 @@ from shardmill.pipeline.formats.fp8 import e8m0_codes, e8m0_values
 
 GROUP: Final = 32
 _MANTISSA: Final = np.uint32(0x7FFFFF)
-_ERROR_UNITS: Final = 2.0**30  # squared errors of quotients, each below 2^6 before it is counted
-_LARGEST_ERROR: Final = np.float32(32)  # beyond, halving has lost: it is capped so that sums stay exact
 
 
 def _parts(shape: Shape, params: Params) -> tuple[Part, ...]:
@@ -45,7 +43,8 @@ def _encode(strip: NDArray[Any], setting: Setting) -> dict[str, NDArray[Any]]:
     half = np.maximum(whole / np.float32(2), np.float32(SMALLEST_SCALE))
     codes = setting.codes.e2m1(strip, whole, GROUP)
     halved = setting.codes.e2m1(strip, half, GROUP)
-    nearer = (half < whole) & (_errors(strip, halved, half) < 4 * _errors(strip, codes, whole))
+    errors = setting.codes.e2m1_errors
+    nearer = (half < whole) & (errors(strip, halved, half, GROUP) < 4 * errors(strip, codes, whole, GROUP))
     by_byte = np.repeat(nearer, GROUP // 2, axis=1)
     exponents = e8m0_codes(np.where(nearer, half, whole))
     exponents[amax == 0] = 0  # as ModelOpt writes a block of zeros
@@ -56,17 +55,6 @@ def _power_of_two(wanted: F32) -> F32:
     """The smallest power of two >= wanted f32, and >= 2^-100."""
     bits: U32 = (np.maximum(wanted, np.float32(SMALLEST_SCALE)).view(np.uint32) + _MANTISSA) & ~_MANTISSA
     return bits.view(np.float32)
-
-
-def _errors(strip: NDArray[Any], packed: U8, scales: F32) -> NDArray[np.int64]:
-    """Squared error of each group in units of its scale squared: i64 [rows, C/32]."""
-    quotients = widened(strip) / np.repeat(scales, GROUP, axis=1)
-    errors = np.minimum(np.abs(E2M1_VALUES[unpack_nibbles(packed)] - quotients), _LARGEST_ERROR).astype(
-        np.float64
-    )
-    units = (errors * errors * _ERROR_UNITS + 0.5).astype(np.int64)
-    sums: NDArray[np.int64] = units.reshape(len(strip), -1, GROUP).sum(axis=2)
-    return sums
 
 
 def _decode(arrays: Arrays, setting: Setting) -> F32:

@@ -17,7 +17,6 @@ if (SOURCES / "shardmill").is_dir():  # a checkout: its own code, whatever else 
 from shardmill.runtime_patch import preflight, presets, settings  # noqa: E402
 from shardmill.runtime_patch.errors import PresetError  # noqa: E402
 
-
 LAYOUT_HELP = (
     "another KV layout than the preset's: stock, 8888, 8666, 6666, 6666f, or 6666-stock for other scales"
 )

@@ -5,7 +5,6 @@ import textwrap
 import pytest
 
 from shardmill.runtime_patch import plugin
-from shardmill.runtime_patch.errors import PatchError
 from shardmill.runtime_patch.fingerprint import fingerprint
 from shardmill.runtime_patch.ledger import LEDGER, Patch, mismatches
 

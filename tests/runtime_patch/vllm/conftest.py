@@ -3,14 +3,17 @@
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 REPOSITORY = Path(__file__).parents[3]
+CPU_SECONDS = float(os.environ.get("SHARDMILL_TEST_CPU_SECONDS", "900"))
 BUILD = REPOSITORY / "build" / "vllm-test"
 
 collect_ignore_glob = [] if importlib.util.find_spec("vllm") else ["test_*.py"]
@@ -54,7 +57,12 @@ class Case:
         words = [sys.executable, "-m", f"tests.runtime_patch.vllm.{self.module}", json.dumps(job)]
         with log.open("w") as stream:
             process = subprocess.Popen(
-                words, cwd=REPOSITORY, env=self._environ(), stdout=stream, stderr=subprocess.STDOUT
+                words,
+                cwd=REPOSITORY,
+                env=self._environ(),
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
         return Running(process, out, log)
 
@@ -62,7 +70,7 @@ class Case:
         mine = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
         return mine | {
             "LD_LIBRARY_PATH": str(BUILD),
-            "PYTHONPATH": os.pathsep.join([str(BUILD / "site"), str(REPOSITORY)]),
+            "PYTHONPATH": os.pathsep.join([str(BUILD / "site"), str(REPOSITORY / "src"), str(REPOSITORY)]),
             "VLLM_PLUGINS": "fake,shardmill" if self.plugin else "fake",
             "VLLM_LOGGING_LEVEL": "WARNING",
             "VLLM_NO_USAGE_STATS": "1",
@@ -79,9 +87,29 @@ class Running:
     log: Path
 
     def report(self) -> dict:
-        self.process.wait(timeout=900)
+        """What the process found. It may take CPU_SECONDS with its children, however slow the machine is."""
+        spent = 0.0
+        while self.process.poll() is None:
+            spent = max(spent, cpu_seconds(self.process.pid))
+            if spent > CPU_SECONDS:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait()
+                pytest.fail(f"killed after {spent:.0f} s of CPU: {self.log.read_text()[-2000:]}")
+            time.sleep(0.5)
         assert self.out.exists(), self.log.read_text()[-3000:]
         return json.loads(self.out.read_text())
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process and of those below it; 0 once it is gone."""
+    import psutil
+
+    try:
+        one = psutil.Process(pid)
+        family = [one, *one.children(recursive=True)]
+        return sum(sum(member.cpu_times()[:4]) for member in family)
+    except psutil.Error:
+        return 0.0
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ class CompactSm90Backend(FlashMLASparseBackend):
 
 @contextmanager
 def without_prefill_workspace(attention_config: Any) -> Iterator[None]:
-    """The parent reserves the whole context as BF16 rows (1.1 GiB at 524,288 tokens) for the prefill path that we leave.
+    """The parent reserves the whole context as BF16 rows (1.1 GiB at 524,288 tokens) for a prefill that we don't take.
 
     Its own factor scales that reservation; nothing else on the mixed-batch path asks for it.
     """

@@ -198,7 +198,7 @@ def test_another_layout_is_a_preset_too(preset, name, layout, scales, row_bytes)
 def test_a_layout_that_does_not_fit_is_refused(preset):
     """Stock rows need more than the preset's pin: the sentence says how much."""
     with pytest.raises(
-        PresetError, match="with --kv-layout stock: kv_cache_memory_bytes.*at least 4,754,939,904"
+        PresetError, match=r"with --kv-layout stock: kv_cache_memory_bytes.*at least 4,754,939,904"
     ):
         presets.with_layout(preset, "stock")
 

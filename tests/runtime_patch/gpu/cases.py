@@ -12,8 +12,8 @@ from typing import Any
 BASE: dict[str, Any] = {
     "skip_tokenizer_init": True,
     "max_model_len": 16384,
-    "max_num_seqs": 4,
-    "max_num_batched_tokens": 1024,
+    "max_num_seqs": 20,
+    "max_num_batched_tokens": 512,
     "enforce_eager": True,
     "kv_cache_memory_bytes": 6 << 30,
     "limit_mm_per_prompt": {"image": 0, "video": 0},
@@ -28,7 +28,7 @@ BASE: dict[str, Any] = {
     "attention_backend": "FLASHMLA_SPARSE",
     "kv_cache_dtype": "fp8_ds_mla",
 }
-GRAPH = {"enforce_eager": False, "compilation_config": {"cudagraph_capture_sizes": [1, 2, 4, 8]}}
+GRAPH = {"enforce_eager": False, "compilation_config": {"cudagraph_capture_sizes": [1, 2, 4, 8, 24]}}
 MTP = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}}
 V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 
@@ -46,50 +46,52 @@ class Case:
     environ: dict[str, str] = field(default_factory=dict)
     engine: dict[str, Any] = field(default_factory=dict)
     ordered: bool = True
+    trace: bool = False  # asks which module gives other bits for the same input (trace.py), and nothing else
     refused: str = ""  # what the start is refused with
 
 
+WIDE = {"max_num_batched_tokens": 1024}
 CASES: dict[str, Case] = {
     "parent": Case("parent", plugin=False),
     "child": Case("child"),
     "parent again": Case("parent", plugin=False),
     "parent, plugin": Case("parent"),
     "parent, one bit": Case("bit", plugin=False),
-    "child again": Case("child"),
-    "decoded child": Case("decoded", plugin=False),
-    "child 8666": Case("child", environ=kvq(TILES="8666")),
+    "child V1, graphs": Case("child", environ=V1, engine=GRAPH),
     "child, graphs": Case("child", engine=GRAPH),
-    "child V1, graphs": Case("child", environ=V1, engine=GRAPH | {"max_num_batched_tokens": 512}),
-    "child, stock indexer": Case("child", environ=kvq(INDEXER_MIB=0)),
     "child 8666, graphs, MTP": Case("child", environ=kvq(TILES="8666"), engine=GRAPH | MTP),
-    # the rest of the layouts
-    "child 8888": Case("child", environ=kvq(TILES="8888")),
+    "child 8666": Case("child", environ=kvq(TILES="8666")),
     "child 6666": Case("child", environ=kvq(TILES="6666")),
+    "child, stock indexer": Case("child", environ=kvq(INDEXER_MIB=0)),
+    "child 8888": Case("child", environ=kvq(TILES="8888")),
+    "decoded child": Case("decoded", plugin=False),
+    "child again": Case("child"),
+    "parent, traced": Case(
+        "parent", plugin=False, engine=WIDE | {"enable_prefix_caching": False}, trace=True
+    ),
+    "8666, dtype auto": Case(
+        "child", environ=kvq(TILES="8666"), engine={"kv_cache_dtype": "auto"}, refused="fp8_ds_mla"
+    ),
+    "a misspelt variable": Case("parent", environ=kvq(TILE="8666"), refused="VLLM_KVQ_TILE unknown"),
+    "child, indexer 6 MiB": Case("child", environ=kvq(INDEXER_MIB=6)),
+    "child, vLLM's GEMM": Case("child", environ=kvq(DECODE_GEMM=0)),
+    "child V1": Case("child", environ=V1),
     "child 6666f": Case("child", environ=kvq(TILES="6666f")),
     "child 8888-fine": Case("child", environ=kvq(TILES="8888", SCALES="fine")),
     "child 8666-stock": Case("child", environ=kvq(TILES="8666", SCALES="stock")),
     "child 6666-stock": Case("child", environ=kvq(TILES="6666", SCALES="stock")),
     "child 6666f-stock": Case("child", environ=kvq(TILES="6666f", SCALES="stock")),
-    "parent 8888": Case("parent", environ=kvq(TILES="8888")),
-    # the indexer, the GEMM, the runners
-    "child, indexer 6 MiB": Case("child", environ=kvq(INDEXER_MIB=6)),
-    "child, vLLM's GEMM": Case("child", environ=kvq(DECODE_GEMM=0)),
-    "child V1": Case("child", environ=V1, engine={"max_num_batched_tokens": 512}),
-    "child, chunks of 512": Case("child", engine={"max_num_batched_tokens": 512}),
     "child 8666, graphs": Case("child", environ=kvq(TILES="8666"), engine=GRAPH),
     "child, graphs, MTP": Case("child", engine=GRAPH | MTP),
-    "child, no prefix cache": Case("child", engine={"enable_prefix_caching": False}),
-    "child 8888, scratch 2 MiB": Case("child", environ=kvq(TILES="8888", STAGE_MIB=2)),
-    "child, BF16 rows": Case("child", engine={"kv_cache_dtype": "auto"}),
-    "child, FlashKDA": Case("child", engine={"kda_prefill_backend": "flashkda"}),
     "child 6666, sleep": Case("child", environ=kvq(TILES="6666"), engine={"enable_sleep_mode": True}),
     "parent, unordered": Case("parent", plugin=False, ordered=False),
     "parent again, unordered": Case("parent", plugin=False, ordered=False),
-    # refusals
-    "8666, dtype auto": Case(
-        "child", environ=kvq(TILES="8666"), engine={"kv_cache_dtype": "auto"}, refused="fp8_ds_mla"
-    ),
-    "a misspelt variable": Case("parent", environ=kvq(TILE="8666"), refused="VLLM_KVQ_TILE unknown"),
+    "child, no prefix cache": Case("child", engine={"enable_prefix_caching": False}),
+    "child, BF16 rows": Case("child", engine={"kv_cache_dtype": "auto"}),
+    "child, chunks of 1024": Case("child", engine=WIDE),
+    "child 8888, scratch 2 MiB": Case("child", environ=kvq(TILES="8888", STAGE_MIB=2)),
+    "parent 8888": Case("parent", environ=kvq(TILES="8888")),
+    "child, FlashKDA": Case("child", engine={"kda_prefill_backend": "flashkda"}),
 }
 
 
@@ -134,9 +136,9 @@ PAIRS: tuple[Pair, ...] = (
     Pair("child 8666", "child 8666, graphs", "report", "CUDA graphs with compact rows"),
     Pair("child, graphs", "child, graphs, MTP", "report", "the draft layer: greedy tokens"),
     Pair("child 8666, graphs", "child 8666, graphs, MTP", "report", "the same with compact rows"),
-    Pair("child, chunks of 512", "child V1", "report", "the V1 runner"),
+    Pair("child", "child V1", "report", "the V1 runner"),
     Pair("child V1", "child V1, graphs", "report", "PIECEWISE graphs of the V1 runner index too"),
-    Pair("child", "child, chunks of 512", "report", "chunked prefill at another length"),
+    Pair("child", "child, chunks of 1024", "report", "chunked prefill at another length"),
     Pair("child", "child, no prefix cache", "bits", "prefix caching off"),
     Pair("child 6666", "child 6666, sleep", "bits", "asleep at level 1 and awake again"),
     Pair("child", "child, FlashKDA", "report", "the other KDA prefill"),

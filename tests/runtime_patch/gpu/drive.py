@@ -25,9 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.runtime_patch.gpu.cases import BASE, CASES
+from tests.runtime_patch.gpu.trace import trace
 
 faulthandler.enable()
-SHORT, LONG, NEW = [160] * 16 + [5, 37], 9000, 32
+SHORT, LONG, NEW = [160] * 16 + [5, 37], 9000, 16
 
 
 def note(*words: Any) -> None:
@@ -149,8 +150,11 @@ def main(name: str, checkpoints: Path, out: Path) -> int:
         if engine.get("enable_sleep_mode"):
             llm.sleep(level=1)
             llm.wake_up()
+        if case.trace:
+            answer["trace"] = trace(llm, prompts(1024)[1][:1024])
+            note(answer["trace"])
         vocabulary = json.loads((folder / "config.json").read_text())["text_config"]["vocab_size"]
-        answer |= questions(llm, vocabulary, "speculative_config" in engine)
+        answer |= {} if case.trace else questions(llm, vocabulary, "speculative_config" in engine)
         answer["seams"] = seams(llm)
         answer["peak_mib"] = torch.cuda.max_memory_allocated() >> 20
         answer["plugin"] = "shardmill.runtime_patch.plugin" in sys.modules

@@ -130,7 +130,7 @@ def judge(folder: Path) -> dict[str, Any]:
     ran = {name for name, answer in answers.items() if "error" not in answer}
     rows = []
     for pair in PAIRS:
-        if not {pair.base, pair.test} <= ran:
+        if not {pair.base, pair.test} <= ran:  # what was not run is listed below
             continue
         found = {
             name: part for name in PARTS if (part := compare(answers[pair.base], answers[pair.test], name))
@@ -149,6 +149,7 @@ def judge(folder: Path) -> dict[str, Any]:
         "inside": inside,
         "refusals": {n: {**r, "holds": r["wanted"] in r["got"]} for n, r in refusals.items()},
         "errors": {n: a["error"] for n, a in answers.items() if "error" in a and not CASES[n].refused},
+        "traces": {n: a["trace"] for n, a in answers.items() if "trace" in a},
         "seams": {n: answers[n].get("seams") for n in sorted(ran)},
         "not_run": [name for name in CASES if name not in answers],
     }
@@ -200,6 +201,11 @@ def markdown(verdict: dict[str, Any]) -> str:
         lines.append(f"| {row['case']} | {row['law']} | {row['cached']} | {equal} | {row['worst']:.2g} |")
     for name, row in verdict["refusals"].items():
         lines.append(f"\n{name}: {'refused' if row['holds'] else '**not refused**'}: {row['got'][:200]}")
+    for name, found in verdict["traces"].items():
+        parted = ", ".join(f"{module} ({count})" for module, count in list(found["parted"].items())[:8])
+        lines.append(
+            f"\n{name}: other bits for the same input in {parted or 'no module'}; first {found['first']}"
+        )
     for name, error in verdict["errors"].items():
         lines.append(f"\n{name}: **failed**: {error[:300]}")
     lines.append("\nNot run: " + (", ".join(verdict["not_run"]) or "nothing"))

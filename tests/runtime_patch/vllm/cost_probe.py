@@ -7,12 +7,14 @@ source file is played by `pretend`.
 import resource
 import sys
 import time
+from pathlib import Path
 
 from tests.runtime_patch.vllm import probe
 
 
 def memory_kib():
-    return int(next(line for line in open("/proc/self/status") if line.startswith("VmRSS")).split()[1])
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmRSS")).split()[1])
 
 
 def pretend(what):

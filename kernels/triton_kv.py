@@ -140,7 +140,7 @@ def restage_gather(
 
 
 def number_rows(rows: torch.Tensor, out: torch.Tensor) -> None:
-    """Where `restage_gather` put each row: int32 [...] slot numbers -> int32 [...], own flat position, -1 for negative."""
+    """Where `restage_gather` put each row: slot numbers int32 [...] -> own flat positions int32 [...], -1 for none."""
     _require(rows.dtype == torch.int32 and rows.is_contiguous(), "rows", "int32, contiguous", rows)
     same = out.dtype == torch.int32 and out.is_contiguous() and out.shape == rows.shape
     _require(same, "out", f"int32 {list(rows.shape)}, contiguous", out)

@@ -33,7 +33,7 @@ def stock() -> type:
     """vLLM's class. It also learns that ours is one of its family, which it asks before it passes arguments on."""
     module = import_module(MODELOPT)
     module.ModelOptQuantConfigBase.register(MixedPrecision)
-    return module.ModelOptMixedPrecisionConfig  # type: ignore[no-any-return]
+    return module.ModelOptMixedPrecisionConfig
 
 
 def has_blocks(config: Mapping[str, Any]) -> bool:
@@ -73,8 +73,8 @@ class MixedPrecision(QuantizationConfig, metaclass=_AnswersAsStock):
 
     @classmethod
     def get_min_capability(cls) -> int:
-        return stock().get_min_capability()  # type: ignore[attr-defined, no-any-return]
+        return stock().get_min_capability()  # type: ignore[attr-defined]
 
     @staticmethod
     def get_config_filenames() -> list[str]:
-        return stock().get_config_filenames()  # type: ignore[attr-defined, no-any-return]
+        return stock().get_config_filenames()  # type: ignore[attr-defined]

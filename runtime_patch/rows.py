@@ -93,8 +93,7 @@ def refuse_unserved(impl: Any, vllm_config: Any) -> None:
     problems = [
         (
             dtype != KV_CACHE_DTYPE,
-            f"the KV cache's dtype is {dtype}; compact rows need --kv-cache-dtype {KV_CACHE_DTYPE} (on an RTX PRO "
-            "6000 fp8 means the same)",
+            f"the KV cache's dtype is {dtype}; compact rows need --kv-cache-dtype {KV_CACHE_DTYPE} (fp8 on SM120)",
         ),
         (
             impl.qk_rope_head_dim != 0,
@@ -123,9 +122,9 @@ def _connector_problems(transfer: Any) -> list[str]:
     name = getattr(transfer, "kv_connector", None)
     if name is None or name in SAFE_CONNECTORS:
         return []
+    safe = ", ".join(SAFE_CONNECTORS)
     return [
-        f"the KV connector {name} may hand blocks to a server with another KV layout; connectors that cannot: "
-        f"{', '.join(SAFE_CONNECTORS)}"
+        f"the KV connector {name} may hand blocks to a server with another KV layout; ones that cannot: {safe}"
     ]
 
 

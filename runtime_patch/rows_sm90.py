@@ -88,7 +88,8 @@ class CompactSm90Impl(FlashMLASparseImpl):
         )
         # One workspace for the parent's query, which begins it, and our scratch behind it; what the parent lists
         # between them belongs to its separate prefill path.
-        self.workspace_specs = [self.workspace_specs[0], *self.stage.specs]
+        del self.workspace_specs[1:]
+        self.workspace_specs.extend(self.stage.specs)
         current_workspace_manager().get_simultaneous(*self.workspace_specs)
 
     def do_kv_cache_update(

@@ -155,7 +155,7 @@ def test_scratch_follows_its_setting(vllm, monkeypatch):
             "LMCacheConnectorV1",
             "LMCacheConnectorV1 may hand blocks to a server with another KV layout",
         ),
-        ("connector", "MooncakeStoreConnector", "connectors that cannot: NixlConnector"),
+        ("connector", "MooncakeStoreConnector", "ones that cannot: NixlConnector"),
     ],
 )
 def test_what_cannot_be_served_is_refused(vllm, monkeypatch, card, field, value, told):

@@ -90,7 +90,11 @@ CASES: dict[str, Case] = {
     "child, BF16 rows": Case("child", engine={"kv_cache_dtype": "auto"}),
     "child, chunks of 1024": Case("child", engine=WIDE),
     "child 8888, scratch 2 MiB": Case("child", environ=kvq(TILES="8888", STAGE_MIB=2)),
+    "child, one bit": Case("child bit"),
     "parent 8888": Case("parent", environ=kvq(TILES="8888")),
+    "parent 8666": Case("parent", environ=kvq(TILES="8666")),
+    "parent 6666f": Case("parent", environ=kvq(TILES="6666f")),
+    "parent 6666": Case("parent", environ=kvq(TILES="6666")),
     "child, FlashKDA": Case("child", engine={"kda_prefill_backend": "flashkda"}),
 }
 
@@ -130,7 +134,12 @@ PAIRS: tuple[Pair, ...] = (
     Pair("child", "child 6666-stock", "report", "KV layout"),
     Pair("child", "child, BF16 rows", "report", "what stock FP8 rows cost against BF16 rows"),
     Pair("child", "child, stock indexer", "bits", "the bounded indexer selects what vLLM's does"),
-    Pair("child", "child, indexer 6 MiB", "bits", "and does so at a small budget"),
+    Pair(
+        "child",
+        "child, indexer 6 MiB",
+        "report",
+        "at a small budget: equal up to a choice among equal scores",
+    ),
     Pair("child", "child, vLLM's GEMM", "report", "the decode GEMM's order of sums"),
     Pair("child", "child, graphs", "report", "CUDA graphs, V2 runner"),
     Pair("child 8666", "child 8666, graphs", "report", "CUDA graphs with compact rows"),

@@ -3,9 +3,9 @@
     python3 -m tests.runtime_patch.gpu.drive CASE CHECKPOINTS OUT.json
 
 Questions: `short`, sixteen prompts of 160 tokens and two shorter ones, scored and continued; `long`, one of 9,000
-tokens (beyond the indexer's 2,048 and a block of the cache, prefilled in chunks), scored and continued; `again`, it once more,
-now from the prefix cache; `four`, four requests at once, one of them long; `alone`, the short three of those, one
-after the other.
+tokens, beyond the indexer's 2,048 and a block of the cache and prefilled in chunks, scored and continued; `again`, it
+once more, now from the prefix cache; `four`, four requests at once, one of them long; `alone`, the short three of
+those, one after the other.
 
 **Ordered.** vLLM's top-k kernels write the selected rows in whatever order their threads finish, and attention sums
 in that order: two runs of one prompt beyond 2,048 tokens differ in last bits. With `ordered` the selection, still

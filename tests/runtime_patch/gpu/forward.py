@@ -76,7 +76,7 @@ def _nvcc() -> Path | None:
 
 
 def make_toys(folder: Path, packages: str) -> None:
-    """parent, child, the parent with one bit of noise, and the parent with the child's weights decoded."""
+    """parent, child, both with one bit of noise, and the parent with the child's weights decoded."""
     if (folder / "made").exists():
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -96,6 +96,7 @@ def make_toys(folder: Path, packages: str) -> None:
         "numpy",
     )
     toy.one_bit(folder / "parent", folder / "bit")
+    toy.one_bit(folder / "child", folder / "child bit")
     toy.decoded(folder / "parent", folder / "child", folder / "decoded")
     (folder / "made").touch()
 

@@ -30,6 +30,7 @@ class Part:
     tokens_equal: int
     requests: int
     first_token: int | None  # the earliest greedy token that differs
+    first_position: int | None  # the earliest scored position that differs in a bit
     positions: int
     top1: float | None
     top1_low: float | None
@@ -62,6 +63,7 @@ def compare(base: Answer, test: Answer, name: str) -> Part | None:
         tokens_equal=sum(a["tokens"] == b["tokens"] for a, b in pairs),
         requests=len(pairs),
         first_token=min(firsts, default=None),
+        first_position=_first_position(pairs) if scored else None,
         positions=n,
         top1=rate,
         top1_low=low,
@@ -75,6 +77,12 @@ def compare(base: Answer, test: Answer, name: str) -> Part | None:
 
 def _first(left: list[int], right: list[int]) -> int | None:
     return next((at for at, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), None)
+
+
+def _first_position(pairs: list[tuple[Answer, Answer]]) -> int | None:
+    scored = ((a["prompt_logprobs"], b["prompt_logprobs"]) for a, b in pairs)
+    found = [at for p, q in scored for at, (x, y) in enumerate(zip(p, q, strict=True)) if x != y]
+    return min(found, default=None)
 
 
 def _documents(pairs: list[tuple[Answer, Answer]]) -> tuple[list[float], list[float], list[float]]:
@@ -223,4 +231,10 @@ def _cell(part: dict[str, Any] | None) -> str:
     kl = f"{part['kl']:.2e}"
     if part["kl_low"] is not None:
         kl += f" [{part['kl_low']:.1e}, {part['kl_high']:.1e}]"
-    return f"{part['top1'] * 100:.2f} % {interval}, KL {kl}"
+    # What differs from a late position on was one event there, which everything behind it then saw.
+    late = (
+        f"; equal bit for bit up to position {part['first_position']}"
+        if (part["first_position"] or 0) > 64
+        else ""
+    )
+    return f"{part['top1'] * 100:.2f} % {interval}, KL {kl}{late}"

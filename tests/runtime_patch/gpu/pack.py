@@ -39,49 +39,13 @@ EXTENSIONS = (
 UNUSED = ("vllm-rs", "third_party/fmha_sm100", "third_party/tml_fa4")
 KEEP_CODE, KEEP_PTX = {90}, {80, 90}
 # What vLLM imports and an image with torch, triton, transformers and the scientific stack lacks.
-PACKAGES = [
-    "annotated-doc",
-    "annotated-types",
-    "anyio",
-    "apache-tvm-ffi",
-    "astor",
-    "blake3",
-    "cachetools",
-    "cbor2",
-    "compressed-tensors",
-    "depyf",
-    "dill",
-    "distro",
-    "fastapi",
-    "httpx2",
-    "ijson",
-    "jiter",
-    "jsonschema",
-    "jsonschema-specifications",
-    "lark",
-    "llguidance",
-    "loguru",
-    "msgspec",
-    "nvtx",
-    "openai",
-    "orjson",
-    "oss-harmony",
-    "partial-json-parser",
-    "prometheus-fastapi-instrumentator",
-    "pybase64",
-    "pydantic",
-    "pydantic-core",
-    "python-json-logger",
-    "pyzmq",
-    "referencing",
-    "rpds-py",
-    "setproctitle",
-    "sniffio",
-    "starlette",
-    "typing-extensions",
-    "typing-inspection",
-    "xgrammar",
-]
+PACKAGES = """
+    annotated-doc annotated-types anyio apache-tvm-ffi astor blake3 cachetools cbor2 compressed-tensors depyf dill
+    distro fastapi httpx2 ijson jiter jsonschema jsonschema-specifications lark llguidance loguru msgspec nvtx openai
+    orjson oss-harmony partial-json-parser prometheus-fastapi-instrumentator pybase64 pydantic pydantic-core
+    python-json-logger pyzmq referencing rpds-py setproctitle sniffio starlette typing-extensions typing-inspection
+    xgrammar
+"""
 MAGIC = 0xBA55ED50
 
 
@@ -163,7 +127,7 @@ def pack_packages(out: Path, work: Path) -> None:
     words += ["--python-version", PYTHON, "--implementation", "cp", "--dest", str(wheels)]
     for platform in PLATFORMS:
         words += ["--platform", platform]
-    subprocess.run([*words, *(f"{name}=={version(name)}" for name in PACKAGES)], check=True)
+    subprocess.run([*words, *(f"{name}=={version(name)}" for name in PACKAGES.split())], check=True)
     site = work / "site"
     for wheel in sorted(wheels.glob("*.whl")):
         with zipfile.ZipFile(wheel) as packed:

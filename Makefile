@@ -1,7 +1,7 @@
 # Every target sets itself up. `make help` lists them.
 PARENT    ?=
 OUT       ?= build/checkpoint
-CONFIG    ?= pipeline.toml
+RECIPE    ?= $(or $(CONFIG),pipeline.toml)
 WORKERS   ?= 2
 PYTHON    ?= python3
 VENV      := .venv
@@ -10,11 +10,11 @@ READY     := $(VENV)/.ready
 TOY       := build/toy-parent
 
 .DEFAULT_GOAL := help
-.PHONY: report report-shots fuzz mutants help setup plan explain checkpoint verify test bench bench-large bench-profile bench-revisions bench-peers real torture lint clean vllm-test loaders-test serving-wheel gpu-test gpu-forward gpu-forward-parts gpu-bench accept-real
+.PHONY: report report-shots fuzz mutants help setup plan explain checkpoint verify test bench bench-large bench-profile bench-revisions bench-peers real torture lint clean vllm-test loaders-test serving-wheel install-test gpu-test gpu-forward gpu-forward-parts gpu-bench accept-real
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  PARENT=dir OUT=dir CONFIG=pipeline.toml WORKERS=2 set what they work on."
+	@echo "  PARENT=dir OUT=dir RECIPE=pipeline.toml WORKERS=2 set what they work on."
 
 setup: $(READY) ## make .venv with the pipeline and the test tools
 
@@ -39,14 +39,14 @@ endif
 .PHONY: parent-ready
 
 plan: $(READY) parent-ready ## what a build would make, from headers alone
-	$(BIN)/shardmill plan -c $(CONFIG) --parent "$(parent)" --out "$(OUT)"
+	$(BIN)/shardmill plan --recipe $(RECIPE) --parent "$(parent)" --out "$(OUT)"
 
 explain: $(READY) parent-ready ## what a build would do now, and why
-	$(BIN)/shardmill explain -c $(CONFIG) --parent "$(parent)" --out "$(OUT)"
+	$(BIN)/shardmill explain --recipe $(RECIPE) --parent "$(parent)" --out "$(OUT)"
 
 checkpoint: $(READY) parent-ready ## the main job: PARENT -> OUT, then verify integrity
-	$(BIN)/shardmill plan -c $(CONFIG) --parent "$(parent)" --out "$(OUT)"
-	$(BIN)/shardmill build -c $(CONFIG) --parent "$(parent)" --out "$(OUT)" --workers $(WORKERS)
+	$(BIN)/shardmill plan --recipe $(RECIPE) --parent "$(parent)" --out "$(OUT)"
+	$(BIN)/shardmill build --recipe $(RECIPE) --parent "$(parent)" --out "$(OUT)" --workers $(WORKERS)
 	$(BIN)/shardmill verify integrity "$(OUT)" --parent "$(parent)"
 
 verify: $(READY) ## check the checkpoint in OUT
@@ -118,6 +118,11 @@ LOADERS   := .venv-loaders/bin/python
 
 loaders-test: .venv-loaders/.ready ## what transformers holds of our builds, bit for bit: 2 GB, a minute
 	$(LOADERS) -m pytest tests/pipeline/profiles/test_loaders.py
+
+install-test: $(READY) ## install beside the packages `kernels` and `transformers`, in both orders: 1 GB, minutes
+	rm -rf build/install && mkdir -p build/install
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/install .
+	$(BIN)/python -m tests.install.beside_kernels build/install/shardmill-*.whl build/install
 
 .venv-loaders/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-loaders

@@ -26,21 +26,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from bench.calls import BIG_RECIPE, RECIPE, build_command, recalibrate, shardmill
 from shardmill.pipeline.container.header import header_bytes, lay_out
 from shardmill.pipeline.toy.glm53 import cut, parent_bytes
 from shardmill.pipeline.toy.sizes import SIZES, Size
 from shardmill.pipeline.toy.write import INDEX_FILE, toy_headers, write_parent
 
-RECIPE = Path(__file__).resolve().parents[1] / "pipeline.toml"
 MIB = 1 << 20
-
-
-def shardmill(*arguments: str) -> list[str]:
-    return [sys.executable, "-c", "from shardmill.pipeline.commands.main import main; main()", *arguments]
-
-
-def build_command(parent: Path, out: Path, *more: str) -> list[str]:
-    return shardmill("build", "-c", str(RECIPE), "--parent", str(parent), "--out", str(out), "--json", *more)
 
 
 def timed(command: list[str]) -> dict[str, float]:
@@ -151,25 +143,6 @@ def sha256_when_cold(parent: Path, work: Path, rounds: int) -> dict[str, float] 
     return seconds
 
 
-BIG_RECIPE = """
-format = 1
-name = "big"
-[stages]
-scan = { needs = [] }
-classify = { needs = ["scan"] }
-quantize = { needs = ["classify"] }
-scales = { needs = ["quantize"] }
-rewrite = { needs = ["classify", "quantize", "scales"] }
-index = { needs = ["scan", "rewrite"] }
-[[family]]
-name = "head"
-match = "lm_head.weight"
-action = "quantize"
-block = [128, 128]
-expect = 1
-"""
-
-
 def big_tensor(work: Path) -> tuple[Path, Path]:
     """A parent that holds one BF16 matrix of 1.27 GB, all holes on the disk, and its recipe."""
     parent, recipe = work / "big", work / "big.toml"
@@ -234,14 +207,12 @@ def hashed(out: Path) -> float:
 
 def incremental(parent: Path, out: Path) -> dict[str, float]:
     """Seconds of a build after the parent's input scales changed, and the bytes that it read."""
-    from bench.torture import Bench
-
-    Bench.recalibrate(parent)
+    recalibrate(parent)
     command = build_command(parent, out)
     started = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     seconds = time.perf_counter() - started
-    Bench.recalibrate(parent)
+    recalibrate(parent)
     facts = json.loads(done.stdout)
     assert list(facts["made"]) == ["model-input-scales.safetensors"], facts
     return {"seconds": seconds, "bytes_read": facts["bytes_read"]}

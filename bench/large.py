@@ -25,7 +25,7 @@ from bench.build import (
     options,
     tell,
 )
-from shardmill.pipeline.run.build import memory_bytes
+from shardmill.pipeline.run.schedule import memory_bytes
 from shardmill.pipeline.toy.glm53 import cut, parent_bytes
 from shardmill.pipeline.toy.sizes import SIZES
 

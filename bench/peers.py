@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bench.build import build_seconds, clean, in_turns, kernels, machine, options, tell, toy, warm
 from shardmill.pipeline.recipe.read import load
-from shardmill.pipeline.run.build import prepare
+from shardmill.pipeline.run.prepare import prepare
 
 RECIPE = Path(__file__).resolve().parents[1] / "pipeline.toml"
 
@@ -74,7 +74,9 @@ def peer_seconds(python: Path, script: str, parent: Path, out: Path, facts: Path
 def what_converts(parent: Path, path: Path) -> None:
     """Tells the peers what our recipe converts, and which modules it keeps."""
     plan = prepare(load(RECIPE), parent).plan
-    converted = {name: [deed.block.rows, deed.block.cols] for name, (_, deed) in plan.conversions.items()}
+    converted = {
+        name: [action.block.rows, action.block.cols] for name, (_, action) in plan.conversions.items()
+    }
     kept = [name for name in plan.weight_map if name.endswith(".weight") and name not in converted]
     modules = [name.removesuffix(".weight") for name in kept]
     path.write_text(json.dumps({"blocks": converted, "ignore": modules}))

@@ -14,7 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.build import build_command, clean, kernels, machine, options, tell, toy, warm
+from bench.build import clean, kernels, machine, options, tell, toy, warm
+from bench.calls import build_command
 
 # A mapped file's name, as perf reports it -> what its time is spent on.
 PLACES = (

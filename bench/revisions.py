@@ -17,7 +17,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from bench.build import build_command, clean, in_turns, kernels, machine, options, tell, toy, warm
+from bench.build import clean, in_turns, kernels, machine, options, tell, toy, warm
+from bench.calls import build_command
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = [[f"--kernel={kernel}", *more] for kernel in kernels() for more in ([], ["--no-sha256"])]

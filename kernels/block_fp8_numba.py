@@ -8,14 +8,11 @@ user's cache folder where that is not writable.
 from typing import Any, Final
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from shardmill.kernels.e4m3_numba import anchor_of, compiled, f32_bits, spread
 from shardmill.kernels.formats import F32, U8, U16, U32
 from shardmill.kernels.recover_numpy import Bounds
-
-# error_model: a division must be an instruction, not a test for zero and a jump, or nothing is vectorised.
-_compiled = njit(cache=True, nogil=True, error_model="numpy")
 
 
 class NumbaRows:
@@ -71,22 +68,7 @@ class NumbaRows:
         return widened.view(np.uint32)
 
 
-@_compiled
-def f32_bits(number: Any, narrow: bool) -> Any:
-    """f32 bits of a number given by its bits, u16 of BF16 (narrow) or u32 of f32. LLVM moves the test out of loops."""
-    return np.uint32(np.uint32(number) << np.uint32(16)) if narrow else np.uint32(number)
-
-
-@_compiled
-def anchor_of(quotient: Any) -> Any:
-    """The f32 that rounds a quotient as E4M3 does when added; see block_fp8_numpy.round_to_e4m3."""
-    exponent = np.uint32(
-        max(np.uint32(np.float32(quotient).view(np.uint32) >> np.uint32(23)), np.uint32(121))
-    )
-    return np.uint32(exponent * np.uint32((1 << 23) + 8) + np.uint32((20 << 23) - 8 * 121)).view(np.float32)
-
-
-@_compiled
+@compiled
 def _codes(bits: NDArray[Any], scales: F32, r: int, c: int, narrow: bool, out: U8) -> None:
     rows, C = bits.shape
     divisors = np.empty(C, np.float32)
@@ -101,14 +83,7 @@ def _codes(bits: NDArray[Any], scales: F32, r: int, c: int, narrow: bool, out: U
             out[i, j] = np.uint8(np.float32(quotient + anchor_of(quotient)).view(np.uint32)) | sign
 
 
-@_compiled
-def spread(scale_row: F32, c: int, divisors: F32) -> None:
-    """divisors f32 [C] = each block's scale, c times."""
-    for k in range(scale_row.size):
-        divisors[k * c : (k + 1) * c] = scale_row[k]
-
-
-@_compiled
+@compiled
 def _maxima(bits: NDArray[Any], r: int, c: int, mask: Any, narrow: bool) -> U32:
     rows, C = bits.shape
     columns = np.empty(C, bits.dtype)

@@ -3,18 +3,16 @@
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-from shardmill.kernels.block_fp8_numba import anchor_of, f32_bits, spread
 from shardmill.kernels.block_fp8_numpy import ERROR_UNITS
+from shardmill.kernels.e4m3_numba import anchor_of, compiled, f32_bits, spread
 from shardmill.kernels.formats import F32
 
-_compiled = njit(cache=True, nogil=True, error_model="numpy")
 _UNITS = np.float64(ERROR_UNITS)
 
 
-@_compiled
+@compiled
 def squared_errors(bits: NDArray[Any], scales: F32, r: int, c: int, narrow: bool) -> NDArray[np.int64]:
     """i64 [n, m]; see NumpyRows.squared_errors."""
     rows, C = bits.shape
@@ -32,7 +30,7 @@ def squared_errors(bits: NDArray[Any], scales: F32, r: int, c: int, narrow: bool
     return sums
 
 
-@_compiled
+@compiled
 def _units(magnitude: Any, divisor: Any) -> Any:
     """(quotient - code's value)^2 in units of 2^-30, i64."""
     quotient = np.float32(magnitude / divisor)

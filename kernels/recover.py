@@ -51,15 +51,6 @@ class Rows(Protocol):
     def lossless(self, source: U16, scales: F32, block: Block) -> Flags: ...
 
 
-def share_exact(source: NDArray[Any], block: Block) -> tuple[int, int]:
-    """How many blocks a strip [rows, C] has, and how many of them are exact. Raises block_fp8.NonFinite."""
-    from shardmill.kernels.block_fp8 import encoder, grid
-
-    codes, scales = np.empty(source.shape, np.uint8), np.empty(grid(source.shape, block), np.float32)
-    counts = encoder("recover/1", block).encode(source, codes, scales)
-    return counts["blocks"], counts["exact_blocks"]
-
-
 def recover_scales(rows: Rows, source: NDArray[Any], maxima: U32, block: Block) -> tuple[F32, Flags]:
     """Scales f32 and which of them are proven exact, both [ceil(rows/r), ceil(C/c)] as maxima is.
 

@@ -4,17 +4,15 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-from shardmill.kernels.block_fp8_numba import anchor_of, spread
+from shardmill.kernels.e4m3_numba import anchor_of, compiled, spread
 from shardmill.kernels.formats import F32, U16, U32
 
 F64 = NDArray[np.float64]
-_compiled = njit(cache=True, nogil=True, error_model="numpy")
 
 
-@_compiled
+@compiled
 def candidates(sample: U16, maxima: U32, c: int, wanted: int, lower: F64, upper: F64) -> F32:
     """f32 [n, m, wanted], NaN where no scale explains the sample's mantissas; see recover.candidates."""
     n, m = maxima.shape
@@ -31,7 +29,7 @@ def candidates(sample: U16, maxima: U32, c: int, wanted: int, lower: F64, upper:
     return found
 
 
-@_compiled
+@compiled
 def _mantissas(numbers: U16, maximum: Any, present: Any) -> Any:
     """Lists the mantissas of the maximum and of the numbers [k, c] that are not zero; gives their count."""
     low, high = np.uint64(0), np.uint64(0)  # sets of the mantissas 0..63 and 64..127
@@ -52,7 +50,7 @@ def _mantissas(numbers: U16, maximum: Any, present: Any) -> Any:
     return _list(low, high, present)
 
 
-@_compiled
+@compiled
 def _list(low: Any, high: Any, present: Any) -> Any:
     """Lists the members of a set in two words and counts them; counts no further than one above the room."""
     count = 0
@@ -68,7 +66,7 @@ def _list(low: Any, high: Any, present: Any) -> Any:
     return count
 
 
-@_compiled
+@compiled
 def _solve(present: Any, maximum: Any, lower: F64, upper: F64, found: F32) -> None:
     """The first scales that the top codes allow a block with these mantissas; see recover_numpy."""
     mantissa, exponent = (maximum >> 16) & 0x7F, np.int64(maximum >> 23) - 127 - 7
@@ -89,7 +87,7 @@ def _solve(present: Any, maximum: Any, lower: F64, upper: F64, found: F32) -> No
                 return
 
 
-@_compiled
+@compiled
 def lossless(source: U16, scales: F32, r: int, c: int) -> NDArray[np.bool_]:
     """Which blocks decode to the very BF16 they came from: bool [n, m]; see NumpyRows.lossless."""
     rows, C = source.shape
@@ -107,7 +105,7 @@ def lossless(source: U16, scales: F32, r: int, c: int) -> NDArray[np.bool_]:
     return same
 
 
-@_compiled
+@compiled
 def _round_trip(magnitude: Any, scale: Any) -> Any:
     """BF16 bits of a magnitude -> BF16 bits of its code times the scale."""
     quotient = np.float32(np.uint32(np.uint32(magnitude) << np.uint32(16)).view(np.float32) / scale)

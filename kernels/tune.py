@@ -258,7 +258,7 @@ def _write(path: Path, tokens: int, entry: dict[str, int]) -> None:
     """Adds an entry to a file, which is replaced whole."""
     known = _read(path) | {str(tokens): entry}
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".part")
+    draft = path.with_name(path.name + ".part")
     draft.write_text(json.dumps({m: known[m] for m in sorted(known, key=int)}, indent=4) + "\n")
     draft.replace(path)
 

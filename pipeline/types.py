@@ -1,4 +1,4 @@
-"""The central types: frozen, and each is born valid, so that nothing downstream checks them again.
+"""The facts of a checkpoint: frozen, and each is born valid, so that nothing downstream checks them again.
 
 Only the standard library is used here: planning needs no arrays.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from shardmill.pipeline.errors import CheckpointError
 
@@ -138,139 +138,16 @@ class BlockShape:
         return f"[{self.rows},{self.cols}]"
 
 
-Part = Literal["bytes", "codes", "scales", "values"]
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """The tensor is passed on byte for byte."""
-
-    def outputs(self, ref: TensorRef) -> tuple[tuple[str, str, Shape, Part], ...]:
-        return ((ref.name, ref.dtype, ref.shape, "bytes"),)
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizeBlock:
-    """A weight [R, C] becomes E4M3 codes and one F32 scale a block.
-
-    The stored name ends in `_scale_inv`, DeepSeek's historical one; the number *multiplies* a code back to a weight.
-    """
-
-    block: BlockShape
-    numerics: str  # the recipe of shardmill.kernels.block_fp8 that makes the bits, e.g. "amax/1"
-    scale_suffix: str = "_scale_inv"
-
-    def outputs(self, ref: TensorRef) -> tuple[tuple[str, str, Shape, Part], ...]:
-        return (
-            (ref.name, "F8_E4M3", ref.shape, "codes"),
-            (ref.name + self.scale_suffix, "F32", self.block.grid(ref.shape), "scales"),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Dequantize:
-    """Block-FP8 codes [R, C] of the parent become BF16: code times its block's scale in f32, rounded once."""
-
-    block: BlockShape  # the parent's
-    numerics: str = "dequantize/1"
-
-    def outputs(self, ref: TensorRef) -> tuple[tuple[str, str, Shape, Part], ...]:
-        return ((ref.name, "BF16", ref.shape, "values"),)
-
-
-@dataclass(frozen=True, slots=True)
-class Reblock:
-    """Block-FP8 codes of the parent stay; each scale is repeated over the smaller blocks that lie in its own.
-
-    So the child decodes to the parent's numbers exactly, whatever they were.
-    """
-
-    source_block: BlockShape
-    block: BlockShape
-    scale_suffix: str = "_scale_inv"
-    numerics: str = "reblock/1"
-
-    def outputs(self, ref: TensorRef) -> tuple[tuple[str, str, Shape, Part], ...]:
-        return (
-            (ref.name, "F8_E4M3", ref.shape, "bytes"),
-            (ref.name + self.scale_suffix, "F32", self.block.grid(ref.shape), "scales"),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Reconcile:
-    """A global or block scale of an NVFP4 expert's gate or up, made to share one global scale with the other half."""
-
-    numerics: str = "reconcile/1"
-
-    def outputs(self, ref: TensorRef) -> tuple[tuple[str, str, Shape, Part], ...]:
-        return ((ref.name, ref.dtype, ref.shape, "values"),)
-
-
-@dataclass(frozen=True, slots=True)
-class Rename:
-    """The tensor is passed on under another name."""
-
-    name: str
-
-    def outputs(self, ref: TensorRef) -> tuple[tuple[str, str, Shape, Part], ...]:
-        return ((self.name, ref.dtype, ref.shape, "bytes"),)
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """The tensor is left out, as the recipe declares."""
-
-    def outputs(self, ref: TensorRef) -> tuple[tuple[str, str, Shape, Part], ...]:
-        return ()
-
-
-Action = Copy | QuantizeBlock | Dequantize | Reblock | Reconcile | Rename | Drop
-Conversion = QuantizeBlock | Dequantize | Reblock  # what changes a weight's bytes or their meaning
-ToBlocks = QuantizeBlock | Reblock  # what leaves a weight in block FP8
-FromBlocks = Dequantize | Reblock  # what starts from the parent's block FP8, and so reads its scales
-
 # Names that a block-FP8 weight's scales bear after the weight's own: DeepSeek's and compressed-tensors'.
 SCALE_SUFFIXES = ("_scale_inv", "_scale")
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One output tensor: where it lies, which parent tensor fills it, with which part of what the action makes."""
+@dataclass(frozen=True)
+class LeftFile:
+    """A file beside the shards that the child does not get: why, and how many bytes it has."""
 
-    ref: TensorRef
-    source: TensorRef
-    part: Part
-    action: Action
-    scales: TensorRef | None = None  # the parent's scales of `source`, where the action reads them
-    reads: tuple[TensorRef, ...] = ()  # further tensors of the parent that the action reads
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """A parent tensor, the family that its rule belongs to, and what is done with it."""
-
-    source: TensorRef
-    family: str
-    action: Action
-    scales: TensorRef | None = None  # the parent's scales of `source`, where the action reads them
-    reads: tuple[TensorRef, ...] = ()  # further tensors of the parent that the action reads
-
-
-@dataclass(frozen=True, slots=True)
-class ShardPlan:
-    """One output file, whole but for its data.
-
-    `pieces` stand in file order. A shard that is not `rewritten` equals the parent's file byte for byte.
-    `key` is the digest of all that can change its bytes, except the parent's data, whose digests a receipt holds.
-    """
-
-    file: str
-    header: Header
-    pieces: tuple[Piece, ...]
-    inputs: tuple[str, ...]  # files of the parent that are read
-    rewritten: bool
-    key: str
+    reason: str
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -282,7 +159,7 @@ class Parent:
     stats: Mapping[str, Stat]  # of every shard and every carried file
     config: Mapping[str, Any]  # config.json, parsed
     carried: tuple[str, ...]  # other files that the child gets, relative POSIX paths
-    left: Mapping[str, str]  # other files that it does not get -> why
+    left: Mapping[str, LeftFile]  # other files that it does not get
     single: bool  # one model.safetensors without an index
     replaced: Mapping[str, Path] = field(default_factory=dict)  # shards that a repair takes from elsewhere
 
@@ -315,50 +192,3 @@ class FamilySummary:
     bytes_after: int  # without the scales
     scale_bytes: int
     block: tuple[int, int] | None
-
-
-@dataclass(frozen=True, slots=True)
-class LoadsAt:
-    """Whether the result can be loaded at a tensor-parallel size; `reason` says why not."""
-
-    tensor_parallel: int
-    reason: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The whole answer except the bytes. The same recipe and headers give the same Plan, on any machine."""
-
-    recipe: str
-    repository: str | None
-    revision: str | None
-    shards: tuple[ShardPlan, ...]
-    weight_map: Mapping[str, str]  # output tensor -> output file
-    config: bytes  # config.json as it will be written
-    config_entries: int
-    readme: bytes
-    conversions: Mapping[str, tuple[str, Conversion]]  # weight -> its family and what is done with it
-    dropped: tuple[str, ...]
-    renamed: Mapping[str, str]  # parent tensor -> output tensor
-    repairs: tuple[Mapping[str, Any], ...]  # what was repaired, as far as headers tell
-    carried: tuple[str, ...]
-    single: bool
-    families: tuple[FamilySummary, ...]
-    loads: tuple[LoadsAt, ...]
-    key: str
-
-    @property
-    def tensor_bytes(self) -> int:
-        return sum(shard.header.data_bytes for shard in self.shards)
-
-    @property
-    def file_bytes(self) -> int:
-        return sum(shard.header.file_bytes for shard in self.shards)
-
-    @property
-    def tensors(self) -> int:
-        return len(self.weight_map)
-
-    @property
-    def numerics(self) -> tuple[str, ...]:
-        return tuple(sorted({action.numerics for _, action in self.conversions.values()}))

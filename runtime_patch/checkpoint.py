@@ -11,8 +11,9 @@ from shardmill.runtime_patch.entries import BLOCK_FP8, Entries
 from shardmill.runtime_patch.errors import PatchError
 
 MANIFEST = "shardmill.manifest.json"
-MANIFEST_FORMAT = "shardmill/manifest/1"
-UE8M0_RECIPE = "ue8m0/1"
+# Format -> the key of a conversion that names its numerics.
+MANIFEST_FORMATS = {"shardmill/manifest/1": "recipe", "shardmill/manifest/2": "numerics"}
+UE8M0 = "ue8m0/1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Served:
         return tuple(
             name
             for name, fields in self.conversions.items()
-            if fields.get("block") == [128, 128] and fields.get("recipe") != UE8M0_RECIPE
+            if fields.get("block") == [128, 128] and fields.get("numerics") != UE8M0
         )
 
 
@@ -58,9 +59,14 @@ def _conversions(folder: Path, entries: Entries) -> dict[str, dict[str, Any]]:
     if not path.exists():
         return {}
     manifest = _json(path)
-    if manifest.get("format") != MANIFEST_FORMAT:
-        raise PatchError(f"{path}: format {manifest.get('format')!r}, expected {MANIFEST_FORMAT}")
-    conversions: dict[str, dict[str, Any]] = manifest.get("conversions", {})
+    numerics = MANIFEST_FORMATS.get(str(manifest.get("format")))
+    if numerics is None:
+        known = " or ".join(MANIFEST_FORMATS)
+        raise PatchError(f"{path}: format {manifest.get('format')!r}, expected {known}")
+    conversions: dict[str, dict[str, Any]] = {
+        weight: {**fields, "numerics": fields.get(numerics)}
+        for weight, fields in manifest.get("conversions", {}).items()
+    }
     for weight, fields in conversions.items():
         entry = entries.find(weight.removesuffix(".weight"))
         if entry is None or fields.get("block") != [entry.block, entry.block]:

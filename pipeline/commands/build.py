@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,16 @@ from shardmill.pipeline.commands.options import (
     paranoid_option,
     parent_option,
     recipe_option,
+    show_json,
     tell,
 )
 from shardmill.pipeline.commands.progress import counted, human, meter
+from shardmill.pipeline.commands.recipe import load_recipe
+from shardmill.pipeline.container.side_files import missed
 from shardmill.pipeline.manifest.lock import load_lock, lock_path
-from shardmill.pipeline.recipe import read as recipes
+from shardmill.pipeline.manifest.store import Store
 from shardmill.pipeline.run import build as run
+from shardmill.pipeline.run.prepare import prepare
 from shardmill.pipeline.run.unchanged import is_unchanged
 from shardmill.pipeline.stages.job import Settings, Watch
 
@@ -29,7 +34,7 @@ from shardmill.pipeline.stages.job import Settings, Watch
 @click.command()
 @recipe_option
 @parent_option
-@out_option
+@out_option()
 @click.option(
     "--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Shards made at a time."
 )
@@ -50,7 +55,7 @@ from shardmill.pipeline.stages.job import Settings, Watch
 @paranoid_option
 @json_option
 def build(
-    config: Path,
+    recipe: Path,
     parent: Path,
     out: Path,
     workers: int,
@@ -62,7 +67,7 @@ def build(
     paranoid: bool,
     as_json: bool,
 ) -> None:
-    """Do what the plan says. A build that was cut goes on where it stopped; one that is done does nothing.
+    """Do what the plan says. An interrupted build continues where it stopped; one that is done does nothing.
 
     Example: shardmill build -c pipeline.toml --parent /data/parent --out /data/out
     """
@@ -71,65 +76,78 @@ def build(
         raise click.UsageError(
             "--kernel numba needs numba: pip install 'shardmill[fast]', or leave --kernel out"
         )
-    recipe, lock = recipes.load(config), load_lock(lock_path(config))
+    loaded, lock = load_recipe(recipe), load_lock(lock_path(recipe))
     settings = Settings(workers, kernel, sha256, passthrough, paranoid, scheduler)
-    if expect_key is None and is_unchanged(recipe, parent, out, settings, lock):
-        _show_nothing_to_do(out, time.monotonic() - started, as_json)
-        return
-    prepared = run.prepare(recipe, parent, lock, paranoid)
-    if expect_key not in (None, prepared.plan.key):
-        raise click.ClickException(
-            f"the plan's key is {prepared.plan.key}, not {expect_key}; nothing was written"
-        )
-    with meter(quiet=as_json) as progress:
-        summary = run.build(prepared, out, settings, Watch(progress.advance), progress.begin, tell)
+    if expect_key is None and is_unchanged(loaded, parent, out, settings, lock):
+        done = _nothing(out) if as_json else _Done(made={})
+    else:
+        prepared = prepare(loaded, parent, lock, paranoid)
+        if expect_key not in (None, prepared.plan.key):
+            raise click.ClickException(
+                f"the plan's key is {prepared.plan.key}, not {expect_key}; nothing was written"
+            )
+        with meter(quiet=as_json) as progress:
+            for line in missed(prepared.parent.left):
+                tell(line)
+            summary = run.build(prepared, out, settings, Watch(progress.advance), progress.begin, tell)
+        done = _facts(summary)
     seconds = time.monotonic() - started
     if as_json:
-        click.echo(json.dumps(_summary_json(summary, seconds)))
+        show_json({**_as_json(done), "seconds": round(seconds, 3)})
     else:
-        _show_summary(summary, out, seconds)
+        _show(done, out, seconds)
 
 
-def _summary_json(summary: run.Summary, seconds: float) -> dict[str, Any]:
-    return {
-        "made": {verdict.file: verdict.reason for verdict in summary.made},
-        "resumed": list(summary.resumed),
-        "files_written": list(summary.files_written),
-        "bytes_read": summary.bytes_read,
-        "kernel": summary.kernel,
-        "plan_key": summary.plan.key,
-        "seconds": round(seconds, 3),
-    }
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """What the command did, as both of its ways tell it: a build, and the finding that nothing changed."""
+
+    made: Mapping[str, str | None]  # shard -> why
+    resumed: tuple[str, ...] = ()
+    files_written: tuple[str, ...] = ()
+    bytes_read: int = 0
+    kernel: str = "none"
+    plan_key: str | None = None
+    recipe: str | None = None
+    shards: int = 0
 
 
-def _show_summary(summary: run.Summary, out: Path, seconds: float) -> None:
-    if not summary.files_written:
-        _show_nothing_to_do(out, seconds, as_json=False)
-        return
-    made, fresh = len(summary.made), len(summary.plan.shards) - len(summary.made)
-    if fresh:
-        for verdict in summary.made:
-            click.echo(f"{verdict.file}: {verdict.reason}")
-    resumed = f" ({len(summary.resumed)} of them before a cut)" if summary.resumed else ""
-    click.echo(
-        f"built {out} in {seconds:.1f} s: {counted(made, 'shard')} made{resumed}, {fresh} up to date, "
-        f"{counted(len(summary.files_written), 'file')} written, {human(summary.bytes_read)} read"
+def _facts(summary: run.Summary) -> _Done:
+    return _Done(
+        made={verdict.file: verdict.reason for verdict in summary.made},
+        resumed=summary.resumed,
+        files_written=summary.files_written,
+        bytes_read=summary.bytes_read,
+        kernel=summary.kernel,
+        plan_key=summary.plan.key,
+        recipe=summary.plan.recipe,
+        shards=len(summary.plan.shards),
     )
-    click.echo(f"kernel: {summary.kernel}; recipe: {summary.plan.recipe}; plan key: {summary.plan.key}")
 
 
-def _show_nothing_to_do(out: Path, seconds: float, as_json: bool) -> None:
-    if as_json:
-        click.echo(
-            json.dumps(
-                {
-                    "made": {},
-                    "resumed": [],
-                    "files_written": [],
-                    "bytes_read": 0,
-                    "seconds": round(seconds, 3),
-                }
-            )
-        )
-    else:
+def _nothing(out: Path) -> _Done:
+    """Nothing changed since the build that wrote the manifest in `out`, so its plan is the plan."""
+    manifest = Store(out).load().manifest
+    assert manifest is not None, f"{out} is unchanged, but has no manifest"
+    return _Done(made={}, plan_key=manifest.plan_key)
+
+
+def _as_json(done: _Done) -> dict[str, Any]:
+    names = ("made", "resumed", "files_written", "bytes_read", "kernel", "plan_key")
+    return {name: getattr(done, name) for name in names}
+
+
+def _show(done: _Done, out: Path, seconds: float) -> None:
+    if not done.files_written:
         click.echo(f"nothing to do: {out} is up to date ({seconds:.1f} s)")
+        return
+    fresh = done.shards - len(done.made)
+    if fresh:
+        for file, reason in done.made.items():
+            click.echo(f"{file}: {reason}")
+    resumed = f" ({len(done.resumed)} of them before an interruption)" if done.resumed else ""
+    click.echo(
+        f"built {out} in {seconds:.1f} s: {counted(len(done.made), 'shard')} made{resumed}, {fresh} up to date, "
+        f"{counted(len(done.files_written), 'file')} written, {human(done.bytes_read)} read"
+    )
+    click.echo(f"kernel: {done.kernel}; recipe: {done.recipe}; plan key: {done.plan_key}")

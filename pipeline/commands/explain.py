@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -12,42 +11,40 @@ from shardmill.pipeline.commands.options import (
     out_option,
     paranoid_option,
     parent_option,
-    planned,
     recipe_option,
+    show_json,
     tell,
 )
 from shardmill.pipeline.commands.progress import counted
+from shardmill.pipeline.commands.recipe import planned
 from shardmill.pipeline.run import build as run
 from shardmill.pipeline.run.stale import Verdict
 from shardmill.pipeline.stages.job import Settings
-from shardmill.verify.accept.bound import stale_sentences
 
 
 @click.command()
 @recipe_option
 @parent_option
-@out_option
+@out_option()
 @paranoid_option
 @json_option
-def explain(config: Path, parent: Path, out: Path, paranoid: bool, as_json: bool) -> None:
+def explain(recipe: Path, parent: Path, out: Path, paranoid: bool, as_json: bool) -> None:
     """What a build would do now: each shard, with one sentence why, and the files beside them. Writes nothing.
 
     Example: shardmill explain -c pipeline.toml --parent /data/parent --out /data/out
     """
-    prepared = planned(config, parent, paranoid)
-    verdicts = run.explain(prepared, out, Settings(paranoid=paranoid), tell)
-    others = run.explain_beside_shards(prepared, out, Settings(paranoid=paranoid))
+    prepared = planned(recipe, parent, paranoid)
+    explained = run.explain(prepared, out, Settings(paranoid=paranoid), tell)
+    verdicts = explained.shards
     stale = [verdict for verdict in verdicts if verdict.reason]
-    runs = list(stale_sentences(out, will_change=bool(stale or others)))
     if as_json:
         shards = {verdict.file: verdict.reason for verdict in verdicts}
         staged_files = [verdict.file for verdict in verdicts if verdict.staged]
-        facts = {"shards": shards, "staged": staged_files, "others": others, "accept_runs": runs}
-        click.echo(json.dumps(facts))
+        show_json({"shards": shards, "staged": staged_files, "others": list(explained.others)})
         return
     for verdict in verdicts:
         click.echo(f"{verdict.file}: {_what_becomes_of(verdict)}")
-    for name in others:
+    for name in explained.others:
         click.echo(f"{name}: will be written")
     staged = sum(verdict.staged for verdict in stale)
     click.echo(
@@ -55,8 +52,6 @@ def explain(config: Path, parent: Path, out: Path, paranoid: bool, as_json: bool
         + (f", {staged} made before will be published" if staged else "")
         + (", the others are up to date" if len(stale) < len(verdicts) else "")
     )
-    for sentence in runs:
-        click.echo(sentence)
 
 
 def _what_becomes_of(verdict: Verdict) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from pathlib import Path
@@ -10,9 +9,10 @@ from typing import Any
 
 import click
 
+from shardmill.pipeline.commands.options import json_option, renamed_option, show_json
 from shardmill.pipeline.commands.parent import ParentFolder
 from shardmill.pipeline.commands.progress import human
-from shardmill.pipeline.container.hub import HUB_FILE
+from shardmill.pipeline.container.hub import Mirror
 from shardmill.pipeline.errors import RecipeError
 
 _CACHED = re.compile(r"models--(?P<org>.+?)--(?P<name>.+)/snapshots/(?P<revision>[0-9a-f]{40})$")
@@ -20,9 +20,10 @@ _CACHED = re.compile(r"models--(?P<org>.+?)--(?P<name>.+)/snapshots/(?P<revision
 
 @click.command()
 @click.argument("parent", metavar="DIR", type=ParentFolder())
-@click.option(
+@renamed_option(
+    "--out",
     "-o",
-    "--output",
+    old="--output",
     type=click.Path(path_type=Path, dir_okay=False),
     default=Path("pipeline.toml"),
     show_default=True,
@@ -44,10 +45,10 @@ _CACHED = re.compile(r"models--(?P<org>.+?)--(?P<name>.+)/snapshots/(?P<revision
 @click.option(
     "--name", help="The recipe's name; by default the repository's or folder's, and what it becomes."
 )
-@click.option("--force", is_flag=True, help="Write over a recipe that is there.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+@click.option("--force", is_flag=True, help="Replace a recipe that exists.")
+@json_option
 def init(
-    parent: Path, output: Path, profile: str | None, aim: Any, name: str | None, force: bool, as_json: bool
+    parent: Path, out: Path, profile: str | None, aim: Any, name: str | None, force: bool, as_json: bool
 ) -> None:
     """Look at the checkpoint in DIR (headers and config alone) and write a recipe for it.
 
@@ -56,12 +57,12 @@ def init(
     Example: shardmill init /data/Qwen3-8B -o qwen3-8b.toml && shardmill plan -c qwen3-8b.toml --parent /data/Qwen3-8B
     """
     from shardmill.pipeline.init.draft import RecipeDraft, default_profile, draft
-    from shardmill.pipeline.recipe.read import Recipe
+    from shardmill.pipeline.recipe.tables import Recipe
     from shardmill.pipeline.stages.job import Checkpoint
     from shardmill.pipeline.stages.scan import scan
 
-    if output.exists() and not force:
-        raise RecipeError([f"{output}: is there already; give another -o, or --force to write over it"])
+    if out.exists() and not force:
+        raise RecipeError([f"{out}: exists already; choose another --out, or give --force to replace it"])
     headers = scan(Checkpoint(Recipe.model_construct(), parent))
     repository, revision = _origin(parent)
     base = (repository or parent.resolve().name).rpartition("/")[2].lower()
@@ -73,36 +74,35 @@ def init(
         repository,
         revision,
     )
-    output.write_text(made.text, encoding="utf-8")
-    (_show_json if as_json else _show)(made, output, parent)
+    out.write_text(made.text, encoding="utf-8")
+    (_show_json if as_json else _show)(made, out, parent)
 
 
 def _origin(parent: Path) -> tuple[str | None, str | None]:
     """The repository and commit that a folder holds, where it says so: a hub's sparse mirror or cache."""
-    noted = parent / HUB_FILE
-    if noted.exists():
-        return json.loads(noted.read_text())["repository"], parent.name
+    if mirror := Mirror.of(parent):
+        return mirror.repository, parent.name
     cached = _CACHED.search(parent.absolute().as_posix())
     return (f"{cached['org']}/{cached['name']}", cached["revision"]) if cached else (None, None)
 
 
-def _show_json(made: Any, output: Path, parent: Path) -> None:
+def _show_json(made: Any, out: Path, parent: Path) -> None:
     families = {family.name: [family.action, family.tensors, family.reason] for family in made.plan.families}
     facts = {
-        "recipe": str(output),
+        "recipe": str(out),
         "families": families,
         "unknown": list(made.unknown),
         "tensor_bytes": made.plan.tensor_bytes,
         "loads_at": {str(at.tensor_parallel): at.reason or "yes" for at in made.plan.loads},
     }
-    click.echo(json.dumps(facts))
+    show_json(facts)
 
 
-def _show(made: Any, output: Path, parent: Path) -> None:
+def _show(made: Any, out: Path, parent: Path) -> None:
     plan = made.plan
     before = sum(family.bytes_before for family in plan.families)
     click.echo(
-        f"{output}: {len(plan.conversions):,} weights convert; {human(before)} become {human(plan.tensor_bytes)}"
+        f"{out}: {len(plan.conversions):,} weights convert; {human(before)} become {human(plan.tensor_bytes)}"
     )
     for family in plan.families:
         why = f": {family.reason}" if family.reason else ""
@@ -116,4 +116,4 @@ def _show(made: Any, output: Path, parent: Path) -> None:
         click.echo("not known, and so kept; a person may know better:")
         for glob in made.unknown:
             click.echo(f"  {glob}")
-    click.echo(f"Next:  {shlex.join(['shardmill', 'plan', '-c', str(output), '--parent', str(parent)])}")
+    click.echo(f"Next:  {shlex.join(['shardmill', 'plan', '-c', str(out), '--parent', str(parent)])}")

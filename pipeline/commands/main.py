@@ -22,7 +22,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "plan": ("shardmill.pipeline.commands.plan:plan", "What a build would make, from headers alone."),
     "build": (
         "shardmill.pipeline.commands.build:build",
-        "Do what the plan says; go on where a cut build stopped.",
+        "Do what the plan says; continue an interrupted build.",
     ),
     "explain": (
         "shardmill.pipeline.commands.explain:explain",
@@ -134,7 +134,7 @@ def answer() -> int:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         click.echo(
-            f"Error: {where}{error.strerror or error}; mend that and call the same command again", err=True
+            f"Error: {where}{error.strerror or error}; correct that and run the same command again", err=True
         )
         return 1
 
@@ -150,7 +150,7 @@ def _terminated(signum: int, frame: FrameType | None) -> None:
 def _stopped(how: str, code: int) -> int:
     _ignore_signals()
     resumable = sys.argv[1:2] == ["build"]
-    click.echo(how + ("; the same command goes on where it stopped" if resumable else ""), err=True)
+    click.echo(how + ("; run the same command to continue" if resumable else ""), err=True)
     return code
 
 

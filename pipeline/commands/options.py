@@ -1,46 +1,81 @@
-"""The options that several commands share, and the plan that they begin with."""
+"""The options that several commands share, and how they print JSON. Imports nothing heavy."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
 from shardmill.pipeline.commands.parent import ParentFolder
-from shardmill.pipeline.manifest.lock import load_lock, lock_path
-from shardmill.pipeline.recipe import read as recipes
-from shardmill.pipeline.run import build as run
-from shardmill.pipeline.stages.job import Prepared
 
-recipe_option = click.option(
-    "-c",
-    "--config",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=Path("pipeline.toml"),
-    show_default=True,
-    help="The recipe.",
-)
+F = TypeVar("F", bound=Callable[..., Any])
+
 parent_option = click.option(
     "--parent",
     type=ParentFolder(),
     required=True,
     help="Folder of the parent checkpoint, or hf://org/repo@revision.",
 )
-out_option = click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    required=True,
-    help="Folder that the checkpoint is built in.",
-)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 paranoid_option = click.option(
-    "--paranoid", is_flag=True, help="Believe no file's stat: hash everything again."
+    "--paranoid", is_flag=True, help="Ignore cached file stats and re-hash everything."
 )
 
 
-def planned(config: Path, parent: Path, paranoid: bool = False) -> Prepared:
-    """The plan of the recipe at `config` for `parent`, held to the lock beside the recipe."""
-    return run.prepare(recipes.load(config), parent, load_lock(lock_path(config)), paranoid)
+def printable(text: str) -> str:
+    """`text` with its control characters escaped, so that a name from a checkpoint can't steer a terminal."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def renamed_option(new: str, *letters: str, old: str, **settings: Any) -> Callable[[F], F]:
+    """An option `new` of a path. Its `old` name works for one more release, hidden from --help, with a notice."""
+    name = new.removeprefix("--")
+    kept = f"shardmill.{name}"
+
+    def keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+        if value is not None:
+            tell(f"{old} is now called {new}; the old name works for one more release")
+            ctx.meta[kept] = value
+
+    def choose(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+        value = ctx.meta.get(kept, value)
+        if value is None and settings.get("required"):
+            raise click.MissingParameter(ctx=ctx, param=param)
+        return value
+
+    # Eager options are read first, so that `choose` knows what `keep` has kept.
+    shown = {key: value for key, value in settings.items() if key != "required"}
+    main = click.option(*letters, new, name, callback=choose, **shown)
+    hidden = click.option(
+        old, type=settings["type"], hidden=True, expose_value=False, is_eager=True, callback=keep
+    )
+    return lambda command: main(hidden(command))
+
+
+recipe_option = renamed_option(
+    "--recipe",
+    "-c",
+    old="--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("pipeline.toml"),
+    show_default=True,
+    help="The recipe.",
+)
+
+
+def out_option(
+    help: str = "Folder that the checkpoint is built in.", required: bool = True
+) -> Callable[[F], F]:
+    folder = click.Path(path_type=Path, file_okay=False)
+    return click.option("-o", "--out", type=folder, required=required, help=help)
+
+
+def show_json(facts: Any) -> None:
+    """Prints `facts` as every command prints JSON."""
+    click.echo(json.dumps(facts, indent=2))
 
 
 def tell(line: str) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
-from shardmill.pipeline.commands.options import json_option, parent_option, recipe_option
+from shardmill.pipeline.commands.options import (
+    json_option,
+    parent_option,
+    recipe_option,
+    show_json,
+)
 from shardmill.pipeline.commands.progress import human
+from shardmill.pipeline.commands.recipe import load_recipe
+from shardmill.pipeline.container.atomic import write_whole
 from shardmill.pipeline.manifest.lock import lock_facts, lock_path
-from shardmill.pipeline.manifest.lock import pin as make_lock
-from shardmill.pipeline.recipe import read as recipes
-from shardmill.pipeline.run import build as run
+from shardmill.pipeline.run.pin import pin as make_lock
+from shardmill.pipeline.run.prepare import prepare
 
 
 @click.command()
@@ -20,26 +25,26 @@ from shardmill.pipeline.run import build as run
 @parent_option
 @click.option("--read-all", is_flag=True, help="Compute every digest, even where the download noted one.")
 @json_option
-def pin(config: Path, parent: Path, read_all: bool, as_json: bool) -> None:
+def pin(recipe: Path, parent: Path, read_all: bool, as_json: bool) -> None:
     """Write the parent's lock file beside the recipe: size and sha256 of each file.
 
     Later plans and builds hold their parent to it. Commit it with the recipe.
 
     Example: shardmill pin -c pipeline.toml --parent /data/parent
     """
-    recipe = recipes.load(config)
-    prepared = run.prepare(recipe, parent)
+    loaded = load_recipe(recipe)
+    prepared = prepare(loaded, parent)
     lock = make_lock(
         prepared.parent,
-        recipe.parent.repository,
-        recipe.parent.revision,
+        loaded.parent.repository,
+        loaded.parent.revision,
         lambda line: None if as_json else click.echo(line, err=True),
         read_all,
     )
-    path = lock_path(config)
-    path.write_bytes(lock.to_json())
+    path = lock_path(recipe)
+    write_whole(path, lock.to_json())
     facts = lock_facts(lock)
     if as_json:
-        click.echo(json.dumps({"lock": str(path), **facts}))
+        show_json({"lock": str(path), **facts})
     else:
         click.echo(f"pinned {facts['files']} files, {human(facts['bytes'])}, in {path}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -13,32 +12,40 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from shardmill.pipeline.commands.options import json_option, parent_option, planned, recipe_option
+from shardmill.pipeline.commands.options import (
+    json_option,
+    out_option,
+    parent_option,
+    printable,
+    recipe_option,
+    show_json,
+)
 from shardmill.pipeline.commands.progress import human
+from shardmill.pipeline.commands.recipe import planned
 from shardmill.pipeline.plan.plan import plan_json
-from shardmill.pipeline.run.build import refuse_out
+from shardmill.pipeline.run.place import refuse_out
 from shardmill.pipeline.run.probe import Probed, probe
 from shardmill.pipeline.stages.job import Prepared
+
+LEFT_SHOWN = 40
 
 
 @click.command()
 @recipe_option
 @parent_option
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder that a build would write; for the free disk, and whether it is a place for one.",
+@out_option(
+    "Folder that a build would write; for the free disk, and whether a build can go there.", required=False
 )
 @click.option(
     "--probe", "probing", is_flag=True, help="Sample blocks: which families are copies of native FP8?"
 )
 @json_option
-def plan(config: Path, parent: Path, out: Path | None, probing: bool, as_json: bool) -> None:
+def plan(recipe: Path, parent: Path, out: Path | None, probing: bool, as_json: bool) -> None:
     """What a build would make, from headers alone.
 
     Example: shardmill plan -c pipeline.toml --parent /data/parent --out /data/out
     """
-    prepared = planned(config, parent)
+    prepared = planned(recipe, parent)
     if out is not None:
         refuse_out(parent, out)
     facts = plan_json(prepared.plan, prepared.parent)
@@ -56,7 +63,7 @@ def plan(config: Path, parent: Path, out: Path | None, probing: bool, as_json: b
             for p in probed
         ]
     if as_json:
-        click.echo(json.dumps(facts))
+        show_json(facts)
     else:
         _show_plan(prepared, facts)
         for line in probed:
@@ -72,8 +79,8 @@ def _free(out: Path) -> int:
 
 def _show_plan(prepared: Prepared, facts: dict[str, Any]) -> None:
     console = Console(width=None if sys.stdout.isatty() else 120)
-    table = Table(title=escape(f"{prepared.plan.recipe}: what becomes of the parent"))
-    for name in ("family", "done", "block"):
+    table = Table(title=escape(f"{prepared.plan.recipe}: from the parent to the output"))
+    for name in ("family", "action", "block"):
         table.add_column(name)
     for name in ("tensors", "before", "after", "scales"):
         table.add_column(name, justify="right")
@@ -94,12 +101,22 @@ def _show_plan(prepared: Prepared, facts: dict[str, Any]) -> None:
         f"{facts['converted']:,} tensors convert; {rewritten} files are rewritten, "
         f"{facts['output']['files'] - rewritten} passed on; config.json gets {facts['config_entries']:,} entries"
     )
-    for name, reason in facts["left"].items():
-        click.echo(f"not passed on: {name}: {reason}")
+    _show_side_files(facts["side_files"])
     if "disk" in facts:
         click.echo(f"disk: needs {human(facts['disk']['needed'])}, {human(facts['disk']['free'])} free")
     click.echo(_loads_line(facts["loads_at"]))
     click.echo(f"plan key: {facts['key']}")
+
+
+def _show_side_files(side_files: dict[str, Any]) -> None:
+    """What lies beside the shards: the child gets these files, and does not get those, with sizes and reasons."""
+    for name, size in sorted(side_files["passed_on"].items()):
+        click.echo(f"passed on: {printable(name)} ({human(size)})")
+    left = sorted(side_files["left"].items())
+    for name, each in left[:LEFT_SHOWN]:
+        click.echo(f"not passed on: {printable(name)} ({human(each['bytes'])}): {each['reason']}")
+    if len(left) > LEFT_SHOWN:
+        click.echo(f"not passed on: {len(left) - LEFT_SHOWN} more files; --json lists them all")
 
 
 def _loads_line(loads_at: dict[str, str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from shardmill.pipeline.commands.options import json_option
 from shardmill.runtime_patch import __main__ as serving
 from shardmill.runtime_patch import presets
 
@@ -36,7 +37,7 @@ def serve(
 @click.option("--model", help="The checkpoint's folder.")
 @click.option("--preset", "--lane", "preset", help=f"A preset's name ({', '.join(presets.names())}) or file.")
 @click.option("--kv-layout", "--rung", "layout", help=f"{serving.LAYOUT_HELP.capitalize()}.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+@json_option
 @click.pass_context
 def preflight(
     ctx: click.Context, model: str | None, preset: str | None, layout: str | None, as_json: bool

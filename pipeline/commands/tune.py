@@ -16,7 +16,9 @@ from shardmill.pipeline.errors import ShardmillError
 @click.option(
     "--m", "tokens", metavar="1,2,...", help="Numbers of tokens (default: 1 to 4096, powers of two)."
 )
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the JSON files.")
+@click.option(
+    "-o", "--out", type=click.Path(file_okay=False, path_type=Path), help="Folder of the JSON files."
+)
 @click.option("--keep-bits", is_flag=True, help="Only tiles whose sums have the bits of vLLM's default.")
 def tune(shape: str, block: str, tokens: str | None, out: Path | None, keep_bits: bool) -> None:
     """Search the block-FP8 GEMM's parameters on this card and write them in vLLM's format and file name.

@@ -9,8 +9,8 @@ from typing import Literal
 
 from shardmill.pipeline.init.look import NATIVE, PACKED, children, home_of, rows_of, text_config
 from shardmill.pipeline.init.vocabulary import AXES, GROUPS, Group, Row
-from shardmill.pipeline.plan.fp8_source import scales_of
 from shardmill.pipeline.plan.profiles.child import FLOATS
+from shardmill.pipeline.plan.sources import scales_of
 from shardmill.pipeline.recipe.globs import GlobSet, expand, fold
 from shardmill.pipeline.types import BlockShape, Parent, TensorRef
 

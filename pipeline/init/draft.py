@@ -21,11 +21,12 @@ from shardmill.pipeline.init.write import (
 )
 from shardmill.pipeline.plan.plan import make_plan
 from shardmill.pipeline.plan.profiles.child import FLOATS
+from shardmill.pipeline.plan.types import Plan
 from shardmill.pipeline.recipe.globs import fold
-from shardmill.pipeline.recipe.read import Recipe
+from shardmill.pipeline.recipe.tables import Recipe
 from shardmill.pipeline.stages.classify import classify
 from shardmill.pipeline.stages.job import Checkpoint
-from shardmill.pipeline.types import BlockShape, Parent, Plan
+from shardmill.pipeline.types import BlockShape, Parent
 
 _NATIVE_BLOCK = BlockShape(128, 128)
 
@@ -65,7 +66,6 @@ def draft(
         repository=repository,
         revision=revision,
         profile=profile,
-        decodes=any(decision.source_block for decision in decisions.values()),
         families=families,
         fused=_fused(parent),
         parallel=_parallel(parent, converting, patterns),
@@ -113,9 +113,9 @@ def _families(
 
 
 def _fused(parent: Parent) -> tuple[FusedText, ...]:
-    """One table for each kind of place; where only some layers have the group, they are counted out.
+    """One table for each kind of place; where only some layers have the group, they are listed.
 
-    Groups that are kept are told as well: a profile that lists what is unquantized lists them by their fused names.
+    Groups that are kept are listed as well: a profile that lists what is unquantized lists them by their fused names.
     """
     places: dict[tuple[Group, str], list[str]] = defaultdict(list)
     floats = (name for name, ref in parent.tensors.items() if ref.dtype in FLOATS)
@@ -148,13 +148,13 @@ def _parallel(
     parent: Parent, converting: list[str], patterns: Mapping[str, list[str]]
 ) -> tuple[ParallelText, ...]:
     kv = kv_heads(parent)
-    dealt: dict[tuple[str, int | None], list[str]] = defaultdict(list)
+    split: dict[tuple[str, int | None], list[str]] = defaultdict(list)
     for weight, axis in axes_of(converting).items():
-        dealt[(axis, kv if axis == "rows" and deals_kv(weight) else None)].append(weight)
+        split[(axis, kv if axis == "rows" and deals_kv(weight) else None)].append(weight)
     return tuple(
         ParallelText(axis, shares, tuple(globs_for(weights, patterns)))
         for (axis, shares), weights in sorted(
-            dealt.items(), key=lambda item: (item[0][0] != "rows", item[0][1] or 0)
+            split.items(), key=lambda item: (item[0][0] != "rows", item[0][1] or 0)
         )
     )
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from shardmill.pipeline.init.vocabulary import ROWS, Row
-from shardmill.pipeline.plan.fp8_source import CODES_DTYPE, SCALE_DTYPES, scales_of
 from shardmill.pipeline.plan.profiles.child import FLOATS, is_packed
+from shardmill.pipeline.plan.sources import CODES_DTYPE, SCALE_DTYPES, scales_of
 from shardmill.pipeline.recipe.globs import GlobSet, expand
 from shardmill.pipeline.types import Parent, TensorRef
 

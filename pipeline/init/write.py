@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from shardmill.pipeline.types import Plan
+from shardmill.pipeline.plan.types import Plan
 
 _WIDTH = 116
 
@@ -51,7 +51,6 @@ class RecipeText:
     repository: str | None
     revision: str | None
     profile: str
-    decodes: bool  # whether a family starts from the parent's FP8
     families: tuple[FamilyText, ...]
     fused: tuple[FusedText, ...]
     parallel: tuple[ParallelText, ...]
@@ -66,21 +65,20 @@ def recipe_toml(recipe: RecipeText, sizes: Sequence[int], plan: Plan | None) -> 
         lines += [f"revision = {_quoted(recipe.revision)}"] if recipe.revision else []
         lines.append("")
     lines += ["[output]", f"profile = {_quoted(recipe.profile)}"]
-    lines += [f"tensor_parallel = {list(sizes)}   # the result must load at these sizes", ""]
-    lines += _stages(recipe.decodes)
+    lines += [f"tensor_parallel = {list(sizes)}   # the result must load at these sizes"]
     for family in recipe.families:
         lines += ["", *_family(family)]
     for group in recipe.fused:
         lines += ["", "[[fused]]", f"name = {_quoted(group.name)}", f"match = {_quoted(group.match)}"]
         lines += [f"runtime_names = {json.dumps(group.runtime_names)}"] if group.runtime_names else []
-    for dealt in recipe.parallel:
-        lines += ["", "[[parallel]]", f"axis = {_quoted(dealt.axis)}"]
+    for split in recipe.parallel:
+        lines += ["", "[[parallel]]", f"axis = {_quoted(split.axis)}"]
         lines += (
-            [f"shares = {dealt.shares}   # KV heads: more ranks than that hold copies"]
-            if dealt.shares
+            [f"shares = {split.shares}   # KV heads; with more ranks they are replicated"]
+            if split.shares
             else []
         )
-        lines += _match(dealt.match)
+        lines += _match(split.match)
     for alias in recipe.aliases:
         lines += ["", "[[alias]]", f"prefix = {_quoted(alias.prefix)}", f"alias = {_quoted(alias.alias)}"]
     return "\n".join(lines) + "\n"
@@ -95,19 +93,6 @@ def _head(recipe: RecipeText, plan: Plan | None) -> Iterator[str]:
         for at in plan.loads:
             if at.reason:
                 yield f"# Not at tensor-parallel size {at.tensor_parallel}: {at.reason}."
-
-
-def _stages(decodes: bool) -> Iterator[str]:
-    yield "[stages]"
-    yield "scan = { needs = [] }"
-    yield 'classify = { needs = ["scan"] }'
-    yield 'quantize = { needs = ["classify"] }'
-    if decodes:
-        yield 'dequantize = { needs = ["classify"] }'
-    yield 'scales = { needs = ["quantize"] }'
-    made = '"quantize", "dequantize", "scales"' if decodes else '"quantize", "scales"'
-    yield f'rewrite = {{ needs = ["classify", {made}] }}'
-    yield 'index = { needs = ["scan", "rewrite"] }'
 
 
 def _family(family: FamilyText) -> Iterator[str]:

@@ -1,10 +1,12 @@
-"""Receipt and Manifest: what was made from what. No time, host, path or duration stands in either.
+"""Receipt and Manifest: what was made from what. No time, host, path or duration is in either.
 
 Law: `Manifest.from_json(m.to_json()) == m`, and `to_json` is canonical, so equal manifests have equal bytes.
+What is written has format 2; format 1, which lacks families and the recipe's text, is read for ever.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -13,8 +15,10 @@ from typing import Any
 
 from shardmill.pipeline.errors import CheckpointError
 from shardmill.pipeline.manifest.digest import TENSOR_ALGORITHM, canonical, key_of
+from shardmill.pipeline.types import FamilySummary
 
-MANIFEST_FORMAT = "shardmill/manifest/1"
+MANIFEST_FORMAT = "shardmill/manifest/2"
+FORMAT_1 = "shardmill/manifest/1"
 MANIFEST_FILE = "shardmill.manifest.json"
 
 Counts = Mapping[str, int]
@@ -54,12 +58,54 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True)
 class ShardRecord:
-    """A receipt as the manifest keeps it; size and sha256 stand under `files`."""
+    """A receipt as the manifest keeps it; size and sha256 are under `files`."""
 
     key: str
     rewritten: bool
     tensors: Mapping[str, str]
     sources: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionRecord:
+    """How a weight was converted: by which numerics, to which block, and what these counted."""
+
+    family: str
+    numerics: str  # e.g. "amax/1"
+    block: tuple[int, int]
+    counts: Counts = field(default_factory=dict)
+    source_block: tuple[int, int] | None = None  # of a weight that was reblocked, the parent's block
+
+    def as_json(self) -> dict[str, Any]:
+        source = {"source_block": list(self.source_block)} if self.source_block else {}
+        named = {"family": self.family, "numerics": self.numerics, "block": list(self.block)}
+        return {**self.counts, **named, **source}
+
+    @classmethod
+    def parse(cls, fields: Mapping[str, Any]) -> ConversionRecord:
+        counts = dict(fields)
+        family, numerics, (rows, cols) = (counts.pop(key) for key in ("family", "numerics", "block"))
+        source = counts.pop("source_block", None)
+        return cls(family, numerics, (rows, cols), counts, (source[0], source[1]) if source else None)
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeRecord:
+    """The recipe: its name and its whole TOML text, then that of each recipe that it extends; none in format 1."""
+
+    name: str
+    layers: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        layers = [{"toml": text, "sha256": hashlib.sha256(text.encode()).hexdigest()} for text in self.layers]
+        return {"name": self.name, "layers": layers}
+
+    @classmethod
+    def parse(cls, fields: Mapping[str, Any]) -> RecipeRecord:
+        record = cls(fields["name"], tuple(layer["toml"] for layer in fields["layers"]))
+        if record.as_json() != fields:
+            raise ValueError("the sha256 of a recipe's text is not the one beside it")
+        return record
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +115,17 @@ class Manifest:
     plan_key: str
     parent: Mapping[str, str | None]  # repository, revision
     parent_verified: bool
-    recipe: str
+    recipe: RecipeRecord
     numerics: tuple[str, ...]
     algorithms: Mapping[str, str]
     files: Mapping[str, FileRecord]
     shards: Mapping[str, ShardRecord]
-    conversions: Mapping[str, Mapping[str, Any]]
+    conversions: Mapping[str, ConversionRecord]
+    families: tuple[FamilySummary, ...] = ()  # in the recipe's order; none in format 1
     dropped: tuple[str, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
     repairs: tuple[Mapping[str, Any], ...] = ()
+    format: str = MANIFEST_FORMAT  # that it was read from
 
     def to_json(self) -> bytes:
         body = {
@@ -85,12 +133,13 @@ class Manifest:
             "plan_key": self.plan_key,
             "parent": dict(self.parent),
             "parent_verified": self.parent_verified,
-            "recipe": self.recipe,
+            "recipe": self.recipe.as_json(),
             "numerics": sorted(self.numerics),
             "algorithms": dict(self.algorithms),
             "files": {name: {"bytes": f.bytes, "sha256": f.sha256} for name, f in self.files.items()},
             "shards": {name: _shard_fields(shard) for name, shard in self.shards.items()},
-            "conversions": {name: dict(facts) for name, facts in self.conversions.items()},
+            "conversions": {name: record.as_json() for name, record in self.conversions.items()},
+            "families": [asdict(family) for family in self.families],
             "dropped": sorted(self.dropped),
             "renamed": dict(self.renamed),
             "repairs": [dict(repair) for repair in self.repairs],
@@ -103,20 +152,13 @@ class Manifest:
         try:
             body = json.loads(text)
             claimed = body.pop("self")
-            if body.pop("format") != MANIFEST_FORMAT:
-                raise ValueError(f"its format is not {MANIFEST_FORMAT}")
-            body["numerics"], body["dropped"] = tuple(body["numerics"]), tuple(body["dropped"])
-            body["repairs"] = tuple(body["repairs"])
-            body["files"] = {name: FileRecord(**fields) for name, fields in body["files"].items()}
-            body["shards"] = {name: ShardRecord(**fields) for name, fields in body["shards"].items()}
-            if outside := [name for name in body["files"] if _leads_outside(name)]:
-                raise ValueError(f"it names {outside[0]!r}, which leads out of the folder")
-            manifest = cls(**body)
+            manifest = _parsed(dict(body))
+            intact = key_of(body) == claimed
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise CheckpointError(
                 f"{origin}: not a manifest of this version ({error}); delete it to build anew"
             ) from error
-        if json.loads(manifest.to_json())["self"] != claimed:
+        if not intact:
             raise CheckpointError(f"{origin}: was edited since it was written; delete it to build anew")
         return manifest
 
@@ -127,6 +169,51 @@ class Manifest:
         """
         record = self.shards[shard]
         return record.sources.get(tensor) or record.tensors.get(self.renamed.get(tensor, tensor))
+
+
+def _parsed(body: dict[str, Any]) -> Manifest:
+    """The manifest of a body of either format, without its `self`. Raises what a wrong form raises."""
+    if body["format"] == FORMAT_1:
+        body = _from_format_1(body)
+    elif body["format"] != MANIFEST_FORMAT:
+        raise ValueError(f"its format is neither {MANIFEST_FORMAT} nor {FORMAT_1}")
+    for key in ("numerics", "dropped", "repairs"):
+        body[key] = tuple(body[key])
+    body["recipe"] = RecipeRecord.parse(body["recipe"])
+    body["files"] = {name: FileRecord(**fields) for name, fields in body["files"].items()}
+    body["shards"] = {name: ShardRecord(**fields) for name, fields in body["shards"].items()}
+    body["conversions"] = {
+        name: ConversionRecord.parse(fields) for name, fields in body["conversions"].items()
+    }
+    body["families"] = tuple(_family(fields) for fields in body["families"])
+    if outside := [name for name in body["files"] if _leads_outside(name)]:
+        raise ValueError(f"it names {outside[0]!r}, which leads out of the folder")
+    return Manifest(**body)
+
+
+# Numerics whose name alone has changed since a manifest of format 1 was written.
+_RESPELLED = {"dequantise/1": "dequantize/1"}
+
+
+def _from_format_1(body: dict[str, Any]) -> dict[str, Any]:
+    """The same in the form of format 2: a conversion's `recipe` is its numerics, the recipe is a name alone."""
+    conversions = {}
+    for name, fields in body["conversions"].items():
+        numerics = fields["recipe"]
+        rest = {key: value for key, value in fields.items() if key != "recipe"}
+        conversions[name] = {**rest, "numerics": _RESPELLED.get(numerics, numerics)}
+    return {
+        **body,
+        "recipe": {"name": body["recipe"], "layers": []},
+        "numerics": sorted(_RESPELLED.get(name, name) for name in body["numerics"]),
+        "conversions": conversions,
+        "families": [],
+    }
+
+
+def _family(fields: Mapping[str, Any]) -> FamilySummary:
+    block = fields["block"]
+    return FamilySummary(**{**fields, "block": tuple(block) if block is not None else None})
 
 
 def _leads_outside(name: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardmill.pipeline.recipe.read import Recipe
+from shardmill.pipeline.recipe.tables import Recipe
 from shardmill.pipeline.types import FamilySummary
 
 

@@ -23,7 +23,7 @@ def expand(glob: str) -> list[str]:
     """`a.{b,c}.d` -> [`a.b.d`, `a.c.d`]. Raises ValueError where the braces don't pair or nest."""
     pieces = _BRACES.split(glob)
     if any(brace in text for text in pieces for brace in "{}"):
-        raise ValueError(f"the braces of {glob!r} do not pair")
+        raise ValueError(f"unbalanced braces in {glob!r}")
     choices = [text.split(",") if i % 2 else [text] for i, text in enumerate(pieces)]
     return ["".join(choice) for choice in product(*choices)]
 

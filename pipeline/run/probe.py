@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shardmill.kernels.block_fp8 import NonFinite
-from shardmill.kernels.recover import share_exact
+from shardmill.kernels.block_fp8 import NonFinite, share_exact
 from shardmill.pipeline.container.files import Source
 from shardmill.pipeline.errors import CheckpointError
-from shardmill.pipeline.types import BlockShape, Parent, Plan, QuantizeBlock, TensorRef
+from shardmill.pipeline.plan.types import Plan
+from shardmill.pipeline.types import BlockShape, Parent, TensorRef
 
 BLOCKS_SAMPLED = 64
 _USUAL = BlockShape(128, 128)  # the block that published FP8 models have
@@ -42,7 +42,7 @@ def probe(plan: Plan, parent: Parent) -> list[Probed]:
     families: Mapping[tuple[str, BlockShape], list[TensorRef]] = defaultdict(list)
     for name, (family, action) in plan.conversions.items():
         ref = parent.tensors[name]
-        if isinstance(action, QuantizeBlock) and ref.dtype == "BF16":
+        if action.encodes and ref.dtype == "BF16":
             for block in dict.fromkeys((action.block, _USUAL)):
                 families[family, block].append(ref)
     return [_probed(family, block, refs, parent) for (family, block), refs in families.items()]
@@ -61,7 +61,8 @@ def _probed(family: str, block: BlockShape, refs: list[TensorRef], parent: Paren
         except NonFinite as fault:
             raise CheckpointError(
                 f"{ref.shard}: {ref.name}: the weight at row {row * block.rows + fault.row}, column "
-                f"{col * block.cols + fault.col} is {fault.value}; mend the parent, or keep this tensor's family"
+                f"{col * block.cols + fault.col} is {fault.value}; fix the parent checkpoint, "
+                f"or keep this tensor's family"
             ) from None
         sampled, exact = sampled + blocks, exact + found
     return Probed(family, block, sampled, exact)

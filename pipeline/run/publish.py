@@ -7,25 +7,29 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from shardmill.pipeline.container.files import CHUNK_BYTES, Sink, Source
+from shardmill.pipeline.actions import Conversion, Reblock
+from shardmill.pipeline.container.files import Sink
 from shardmill.pipeline.container.header import file_stat
 from shardmill.pipeline.manifest.digest import FILE_ALGORITHM, NO_FILE_ALGORITHM
 from shardmill.pipeline.manifest.lock import Lock, holds_tensors
 from shardmill.pipeline.manifest.records import (
     MANIFEST_FILE,
+    ConversionRecord,
     FileRecord,
     Manifest,
     Receipt,
+    RecipeRecord,
     ShardRecord,
     manifest_algorithms,
 )
-from shardmill.pipeline.manifest.store import StatCache, Store
+from shardmill.pipeline.manifest.store import Memory, StatCache, Store
+from shardmill.pipeline.plan.types import Plan, ShardPlan
+from shardmill.pipeline.run.digests import chunks_of, sha256_of
 from shardmill.pipeline.stages.index import index_bytes
-from shardmill.pipeline.stages.job import Prepared, Settings
+from shardmill.pipeline.stages.job import Prepared, Products, Settings
 from shardmill.pipeline.types import (
     CONFIG_FILE,
     INDEX_FILE,
@@ -33,77 +37,73 @@ from shardmill.pipeline.types import (
     SINGLE_FILE,
     Header,
     Parent,
-    ShardPlan,
     Stat,
 )
 
-_NOT_COUNTS = frozenset({"family", "recipe", "block"})
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What publishing came to."""
+
+    written: tuple[str, ...]  # every file that was written anew
+    stats: StatCache  # of the files that the new manifest describes; no fingerprint yet
 
 
 def publish(
     prepared: Prepared,
     store: Store,
+    memory: Memory,
     settings: Settings,
-    before: Manifest | None,
     made: Mapping[str, Receipt],
-) -> list[str]:
-    """Publishes the `made` shards and all that goes with them. Returns every file that was written anew."""
+) -> Published:
+    """Publishes the `made` shards and all that goes with them; nothing that is there already is written again."""
     plan = prepared.plan
-    receipts = [
-        _digested(made[shard.file], store.staging, settings)
-        if shard.file in made
-        else _digested(_receipt_before(before, shard), store.out, settings)
-        for shard in plan.shards
-    ]
+    receipts = [_receipt(shard, made, store, memory, settings) for shard in plan.shards]
     products = prepared.dag.run(
         "checkpoint",
         prepared.dag.after_shards(),
         prepared.checkpoint,
-        {**prepared.products, "receipts": receipts},
+        Products(**prepared.products, receipts=receipts),
     )
     files = {receipt.file: FileRecord(receipt.file_bytes, receipt.sha256) for receipt in receipts}
     written = [shard.file for shard in plan.shards if shard.file in made]
-    small = {CONFIG_FILE: plan.config, README_FILE: plan.readme}
-    if not plan.single:
-        small[INDEX_FILE] = products["index"]
-    for name, data in small.items():
+    for name, data in _small_files(plan, products["index"]).items():
         files[name] = FileRecord(len(data), hashlib.sha256(data).hexdigest())
         written += _stage_if_new(store, name, data)
     for name in plan.carried:
-        files[name], copied = _carry(prepared.parent, name, store, settings, before)
+        files[name], copied = _carry(prepared.parent, name, store, memory, settings)
         written += copied
     manifest = _manifest(prepared, settings, files, receipts)
     written += _stage_if_new(store, MANIFEST_FILE, manifest.to_json())
-    # Without a manifest the stat cache still knows what was published.
-    removed = sorted(set(before.files if before else store.stat_cache().output) - set(files))
+    removed = sorted(memory.published - set(files))
     if written or removed:
         store.commit(written, removed, SINGLE_FILE if plan.single else INDEX_FILE)
     outputs = {name: file_stat(store.out / name) for name in files}
-    store.remember(StatCache(parent=_stats_now(prepared.parent, settings), output=outputs))
-    return written
+    return Published(tuple(written), StatCache(_stats_now(prepared.parent, settings), outputs))
 
 
-def stale_beside_shards(prepared: Prepared, store: Store, settings: Settings) -> list[str]:
+def stale_beside_shards(prepared: Prepared, out: Path, memory: Memory, settings: Settings) -> tuple[str, ...]:
     """The files beside the shards that a build would write anew: config, README, index, and what is carried."""
-    plan, before = prepared.plan, store.manifest()
+    plan = prepared.plan
+    small = _small_files(plan, index_bytes(plan.weight_map, plan.tensor_bytes))
+    carried = (
+        name for name in plan.carried if _carried_before(prepared.parent, name, out, memory, settings) is None
+    )
+    return (*(name for name, data in small.items() if not _is_published(out / name, data)), *carried)
+
+
+def _small_files(plan: Plan, index: bytes) -> dict[str, bytes]:
+    """Name -> content of the files that are made from the plan; an index only beside many shards."""
     small = {CONFIG_FILE: plan.config, README_FILE: plan.readme}
-    if not plan.single:
-        small[INDEX_FILE] = index_bytes(plan.weight_map, plan.tensor_bytes)
-    carried = [
-        name
-        for name in plan.carried
-        if _carried_before(prepared.parent, name, store, settings, before) is None
-    ]
-    return [name for name, data in small.items() if not _is_published(store, name, data)] + carried
+    return small if plan.single else {**small, INDEX_FILE: index}
 
 
-def _is_published(store: Store, name: str, data: bytes) -> bool:
-    published = store.out / name
+def _is_published(published: Path, data: bytes) -> bool:
     return published.is_file() and published.stat().st_size == len(data) and published.read_bytes() == data
 
 
 def _stage_if_new(store: Store, name: str, data: bytes) -> list[str]:
-    if _is_published(store, name, data):
+    if _is_published(store.out / name, data):
         return []
     store.stage(name, data)
     return [name]
@@ -118,73 +118,67 @@ def _stats_now(parent: Parent, settings: Settings) -> Mapping[str, Stat]:
 
 
 def _carry(
-    parent: Parent, name: str, store: Store, settings: Settings, before: Manifest | None
+    parent: Parent, name: str, store: Store, memory: Memory, settings: Settings
 ) -> tuple[FileRecord, list[str]]:
     """The record of a file that is passed on as it is, and its name if it had to be copied."""
-    if record := _carried_before(parent, name, store, settings, before):
+    if record := _carried_before(parent, name, store.out, memory, settings):
         return record, []
     source, staged, stat = parent.folder / name, store.staging / name, parent.stats[name]
     staged.parent.mkdir(parents=True, exist_ok=True)
     staged.unlink(missing_ok=True)
-    digest, buffer = hashlib.sha256(), memoryview(bytearray(CHUNK_BYTES))
-    with Source(source, stat) as reader, Sink(staged, stat[0]) as sink:
-        for offset, chunk in reader.chunks(buffer, 0, stat[0]):
+    digest = hashlib.sha256()
+    with Sink(staged, stat[0]) as sink:
+        for offset, chunk in chunks_of(source, stat):
             sink.write(chunk, offset)
             digest.update(chunk)
     return FileRecord(stat[0], digest.hexdigest()), [name]
 
 
 def _carried_before(
-    parent: Parent, name: str, store: Store, settings: Settings, before: Manifest | None
+    parent: Parent, name: str, out: Path, memory: Memory, settings: Settings
 ) -> FileRecord | None:
     """The record of a carried file that is in place already, the parent's own bytes."""
-    source, published = parent.folder / name, store.out / name
-    record = before.files.get(name) if before else None
+    source, published = parent.folder / name, out / name
+    record = memory.manifest.files.get(name) if memory.manifest else None
     if record is None or not published.is_file():
         return None
-    seen = StatCache() if settings.paranoid else store.stat_cache()
-    same_source = tuple(seen.parent.get(name, ())) == parent.stats[name] or _sha256(source) == record.sha256
-    same_output = tuple(seen.output.get(name, ())) == file_stat(published)
-    return record if same_source and (same_output or _sha256(published) == record.sha256) else None
+    trusted = memory.trusted(settings.paranoid)
+    same_source = (
+        tuple(trusted.parent.get(name, ())) == parent.stats[name] or sha256_of(source) == record.sha256
+    )
+    same_output = tuple(trusted.output.get(name, ())) == file_stat(published)
+    return record if same_source and (same_output or sha256_of(published) == record.sha256) else None
 
 
-def _digested(receipt: Receipt, folder: Path, settings: Settings) -> Receipt:
-    """The receipt with its file's sha256 where one is wanted, and without where none is."""
+def _receipt(
+    shard: ShardPlan, made: Mapping[str, Receipt], store: Store, memory: Memory, settings: Settings
+) -> Receipt:
+    """The shard's receipt, new or from the manifest, with its file's sha256 if that is wanted."""
+    if shard.file in made:
+        receipt, folder = made[shard.file], store.staging
+    else:
+        receipt, folder = _receipt_before(memory.manifest, shard), store.out
     if not settings.file_digests:
         return replace(receipt, sha256=None)
-    return receipt if receipt.sha256 else replace(receipt, sha256=_sha256(folder / receipt.file))
+    return receipt if receipt.sha256 else replace(receipt, sha256=sha256_of(folder / receipt.file))
 
 
 def _receipt_before(before: Manifest | None, shard: ShardPlan) -> Receipt:
     """The receipt of a shard that is up to date, from the manifest that describes it."""
     assert before is not None, f"{shard.file} is called up to date, but there is no manifest"
     record, file = before.shards[shard.file], before.files[shard.file]
-    counts = {
-        name: counted for name in record.tensors if (counted := _counts(before.conversions.get(name, {})))
-    }
+    converted = {name: before.conversions[name] for name in record.tensors if name in before.conversions}
     return Receipt(
         file=shard.file,
-        key=record.key,
+        key=shard.key,  # of a file that is passed on, an earlier version's may be another
         rewritten=record.rewritten,
         file_bytes=file.bytes,
         sha256=file.sha256,
         tensors=record.tensors,
         sources=record.sources,
-        counts=counts,
+        counts={name: conversion.counts for name, conversion in converted.items() if conversion.counts},
         repairs=tuple(repair for repair in before.repairs if repair.get("tensor") in record.tensors),
     )
-
-
-def _counts(conversion: Mapping[str, Any]) -> dict[str, int]:
-    return {name: value for name, value in conversion.items() if name not in _NOT_COUNTS}
-
-
-def _sha256(path: Path) -> str:
-    digest, buffer, stat = hashlib.sha256(), memoryview(bytearray(CHUNK_BYTES)), file_stat(path)
-    with Source(path, stat) as source:
-        for _, chunk in source.chunks(buffer, 0, stat[0]):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _parent_verified(prepared: Prepared, receipts: Sequence[Receipt]) -> bool:
@@ -219,6 +213,10 @@ def _input_digests(shards: Sequence[ShardPlan], receipts: Sequence[Receipt]) -> 
     return digests
 
 
+def _source_block(action: Conversion) -> tuple[int, int] | None:
+    return (action.source_block.rows, action.source_block.cols) if isinstance(action, Reblock) else None
+
+
 def _manifest(
     prepared: Prepared, settings: Settings, files: Mapping[str, FileRecord], receipts: Sequence[Receipt]
 ) -> Manifest:
@@ -228,7 +226,7 @@ def _manifest(
         plan_key=plan.key,
         parent={"repository": plan.repository, "revision": plan.revision},
         parent_verified=_parent_verified(prepared, receipts),
-        recipe=plan.recipe,
+        recipe=RecipeRecord(plan.recipe, prepared.checkpoint.recipe.texts),
         numerics=plan.numerics,
         algorithms=manifest_algorithms(FILE_ALGORITHM if settings.file_digests else NO_FILE_ALGORITHM),
         files=files,
@@ -237,14 +235,16 @@ def _manifest(
             for receipt in receipts
         },
         conversions={
-            name: {
-                "family": family,
-                "recipe": action.numerics,
-                "block": [action.block.rows, action.block.cols],
-                **counts.get(name, {}),
-            }
+            name: ConversionRecord(
+                family,
+                action.numerics,
+                (action.block.rows, action.block.cols),
+                counts.get(name, {}),
+                _source_block(action),
+            )
             for name, (family, action) in plan.conversions.items()
         },
+        families=plan.families,
         dropped=plan.dropped,
         renamed=plan.renamed,
         repairs=(*plan.repairs, *(repair for receipt in receipts for repair in receipt.repairs)),

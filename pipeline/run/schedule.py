@@ -8,19 +8,68 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from itertools import cycle, islice
+from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.records import Receipt
-from shardmill.pipeline.run.shard import ShardTask, StagedShard, fill, finish_shard, make_shard
-from shardmill.pipeline.stages.job import StoppedError, Watch, Worker
+from shardmill.pipeline.plan.types import ShardPlan
+from shardmill.pipeline.run.shard import (
+    Input,
+    ShardTask,
+    StagedShard,
+    fill,
+    finish_shard,
+    input_bytes,
+    make_shard,
+)
+from shardmill.pipeline.stages.job import Prepared, Settings, StoppedError, Watch, Worker
 
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _CONNECT_SECONDS = 5
 _THREADS_A_WORKER = 4  # one that fills a shard, and others whose shards wait for the disk
+
+
+def make_shards(
+    todo: Sequence[ShardPlan], prepared: Prepared, out: Path, settings: Settings, watch: Watch
+) -> dict[str, Receipt]:
+    """File -> receipt of each shard in `todo`; the largest are begun first."""
+    if not todo:
+        return {}
+    parent = prepared.parent
+    headers = {header.shard: header for header in parent.headers}
+    bytes_moved = sum(input_bytes(parent, shard) + shard.header.file_bytes for shard in todo)
+    tasks = {
+        shard.file: ShardTask(
+            plan=shard,
+            dag_needs=prepared.dag.needs,
+            inputs=tuple(
+                Input(parent.path(file), parent.stats[file], headers[file].data_begin)
+                for file in shard.inputs
+            ),
+            out=out,
+            settings=settings,
+            once=settings.scheduler is None and bytes_moved > memory_bytes(),
+        )
+        for shard in sorted(todo, key=lambda shard: (-shard.header.file_bytes, shard.file))
+    }
+    if settings.scheduler:
+        return on_cluster(tasks, settings.scheduler, watch)
+    return in_threads(tasks, settings.workers, watch)
+
+
+def memory_bytes() -> int:
+    """What this process may fill: the machine's memory, or its container's (cgroup v2)."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        container = _CGROUP_LIMIT.read_text().strip()
+    except OSError:
+        return machine
+    return min(machine, int(container)) if container.isdigit() else machine
 
 
 def in_threads(tasks: Mapping[str, ShardTask], workers: int, watch: Watch) -> dict[str, Receipt]:

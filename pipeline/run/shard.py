@@ -11,10 +11,11 @@ from pathlib import Path
 from shardmill.pipeline.container.files import Sink, Source
 from shardmill.pipeline.manifest.records import Receipt
 from shardmill.pipeline.manifest.store import Store
+from shardmill.pipeline.plan.types import ShardPlan
 from shardmill.pipeline.stages import STAGES
 from shardmill.pipeline.stages.dag import arrange
-from shardmill.pipeline.stages.job import Settings, ShardJob, Watch, Worker
-from shardmill.pipeline.types import ShardPlan, Stat
+from shardmill.pipeline.stages.job import Products, Settings, ShardJob, Watch, Worker
+from shardmill.pipeline.types import Parent, Stat
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,11 @@ class StagedShard:
     file: ExitStack  # holds it open; to close it is to wait for the disk
 
 
+def input_bytes(parent: Parent, shard: ShardPlan) -> int:
+    """Bytes of the parent's files that making `shard` reads."""
+    return sum(parent.stats[file][0] for file in shard.inputs)
+
+
 def fill(task: ShardTask, watch: Watch, worker: Worker) -> StagedShard:
     """Runs the shard stages of the DAG over one shard. The caller finishes the StagedShard, which holds a file open."""
     store, dag = Store(task.out), arrange(task.dag_needs, STAGES)
@@ -69,9 +75,9 @@ def fill(task: ShardTask, watch: Watch, worker: Worker) -> StagedShard:
             sink.reserve()
         source, data_begin = opened[task.plan.inputs[0]]
         job = ShardJob(task.plan, source, sink, task.settings, worker, watch, data_begin, opened)
-        products = dag.run("shard", dag.of_shards(), job, {"assignments": task.plan.pieces})
+        products = dag.run("shard", dag.of_shards(), job, Products(pieces=task.plan.pieces))
         read.close()  # which tells of a source that changed, before the sink is let go
-        return StagedShard(products["receipts"], staged, whole, written.pop_all())
+        return StagedShard(products["receipt"], staged, whole, written.pop_all())
 
 
 def finish_shard(staged: StagedShard, task: ShardTask) -> Receipt:

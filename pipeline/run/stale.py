@@ -10,15 +10,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardmill.pipeline.container.files import CHUNK_BYTES, Buffers, Source
+from shardmill.pipeline.actions import Copy, Drop, Reblock, Rename, converted
 from shardmill.pipeline.container.header import file_stat, read_header
 from shardmill.pipeline.errors import CheckpointError
-from shardmill.pipeline.manifest.digest import TensorSplitter
-from shardmill.pipeline.manifest.records import Manifest
+from shardmill.pipeline.manifest.records import ConversionRecord, Manifest, ShardRecord
 from shardmill.pipeline.manifest.store import StatCache
-from shardmill.pipeline.types import Header, Parent, Plan, Reconcile, ShardPlan
+from shardmill.pipeline.plan.keys import former_shard_key
+from shardmill.pipeline.plan.types import Plan, ShardPlan
+from shardmill.pipeline.run.digests import tensors_of
+from shardmill.pipeline.types import SCALE_SUFFIXES, BlockShape, Header, Parent
 
 Digests = Mapping[str, str]
+_READ = "changed"  # the words for a tensor that goes into others: scales that are consumed, halves that are reconciled
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +43,23 @@ def judge(
 ) -> tuple[Verdict, ...]:
     """One Verdict a shard of the plan. `tell` hears of each file that has to be read to know."""
     headers = {header.shard: header for header in parent.headers}
-    return tuple(
+    verdicts = tuple(
         Verdict(
             shard.file,
             _reason(shard, [headers[file] for file in shard.inputs], plan, parent, out, manifest, seen, tell),
         )
         for shard in plan.shards
     )
+    if taken_over := [
+        shard.file
+        for shard, verdict in zip(plan.shards, verdicts, strict=True)
+        if manifest and verdict.reason is None and manifest.shards[shard.file].key != shard.key
+    ]:
+        tell(
+            f"taking over {_and_more(taken_over)}: an earlier release built it; its key has another form now, "
+            f"its bytes are the planned ones"
+        )
+    return verdicts
 
 
 def _reason(
@@ -63,7 +76,7 @@ def _reason(
         return "it was not built yet"
     if shard.file not in manifest.shards:
         return "the checkpoint built before does not have it"
-    if manifest.shards[shard.file].key != shard.key:
+    if not _key_proves_it(shard, sources[0], manifest.shards[shard.file]):
         return _what_changed(shard, sources[0], plan, manifest)
     output = out / shard.file
     if not output.exists():
@@ -71,7 +84,7 @@ def _reason(
     for source in sources:
         if _stat(seen.parent, source.shard) != parent.stats[source.shard]:
             tell(f"reading the parent's {source.shard}: its size or times are not those seen last")
-            found = _digests(parent.path(source.shard), source)
+            found = tensors_of(parent.path(source.shard), source)
             before = {name: manifest.input_digest(shard.file, name) for name in found}
             if changed := [name for name in found if before[name] not in (found[name], None)]:
                 return f"the parent's {source.shard} changed: {_and_more(changed)}"
@@ -88,62 +101,92 @@ def _stat(seen: Mapping[str, Iterable[int]], file: str) -> tuple[int, ...] | Non
     return tuple(seen[file]) if file in seen else None
 
 
-def _digests(path: Path, header: Header) -> Digests:
-    """Tensor name -> digest of its data as the file holds them now."""
-    splitter = TensorSplitter([(ref.name, ref.bytes) for ref in header.tensors])
-    with Source(path, file_stat(path)) as source:
-        buffer = Buffers().get("chunk", CHUNK_BYTES)
-        for _, chunk in source.chunks(buffer, header.data_begin, header.file_bytes):
-            splitter.update(chunk)
-    return splitter.digests()
-
-
 def _holds(path: Path, header: Header, tensors: Digests) -> bool:
     """Whether the file has the planned header and data of these digests."""
+    return _has_header(path, header) and tensors_of(path, header) == tensors
+
+
+def _has_header(path: Path, header: Header) -> bool:
     try:
-        same_header = read_header(path, header.shard).digest == header.digest
-    except CheckpointError:
+        return read_header(path, header.shard).digest == header.digest
+    except (CheckpointError, OSError):
         return False
-    return same_header and _digests(path, header) == tensors
+
+
+def _key_proves_it(shard: ShardPlan, source: Header, record: ShardRecord) -> bool:
+    """Whether the built file's key says that its bytes are the planned ones, in today's form or the first release's.
+
+    The former key named neither the tensors that an action reads beside its own nor their files, but the record does.
+    """
+    if record.key == shard.key:
+        return True
+    own = {ref.name for ref in source.tensors}
+    read = [piece.scales.name for piece in shard.pieces if piece.scales]
+    read += [ref.name for piece in shard.pieces for ref in piece.reads if ref.name not in own]
+    return record.key == former_shard_key(source, shard) and record.sources.keys() >= set(read)
 
 
 def _what_changed(shard: ShardPlan, source: Header, plan: Plan, manifest: Manifest) -> str:
-    """Why the shard's key is another than the manifest's: the tensors that are treated differently, where there are."""
+    """Why the shard's key is not the manifest's: the tensors whose actions differ, where there are any."""
     names = [ref.name for ref in source.tensors]
-    before, now = _deeds_before(shard.file, names, manifest), _deeds(shard, names, plan)
-    changed = [
-        f"{name} ({before.get(name, 'kept')}, now {now.get(name, 'kept')})"
-        for name in names
-        if before.get(name) != now.get(name)
-    ]
-    return f"the recipe changed: {_and_more(sorted(changed))}" if changed else "the parent's header changed"
+    before, now = _words_before(shard.file, names, manifest), _words(shard, names, plan)
+    changed = [name for name in names if before.get(name) != now.get(name)]
+    kept = Copy().words()
+    if unrecorded := [name for name in changed if _only_source_block_unrecorded(name, plan, manifest)]:
+        changed = [name for name in changed if name not in unrecorded]
+        if not changed:
+            return (
+                f"an earlier release built it, whose key left `source_block` out: {_and_more(sorted(unrecorded))}; "
+                f"it is made again once"
+            )
+    if changed:
+        shown = [f"{name} ({before.get(name, kept)}, now {now.get(name, kept)})" for name in changed]
+        return f"the recipe changed: {_and_more(sorted(shown))}"
+    outputs = {ref.name for ref in shard.header.tensors}
+    other = outputs.symmetric_difference(manifest.shards[shard.file].tensors)
+    if scales := sorted(name for name in other if name.endswith(SCALE_SUFFIXES)):
+        return f"the names of its scales changed: {_and_more(scales)}"
+    return "the parent's header changed"
 
 
-def _deeds_before(file: str, names: Iterable[str], manifest: Manifest) -> dict[str, str]:
-    """Parent tensor -> what was done with it, for those of `names` that were not kept."""
-    deeds = dict.fromkeys(manifest.dropped, "dropped")
-    deeds.update(dict.fromkeys(manifest.shards[file].sources, "changed"))
+def _words_before(file: str, names: Iterable[str], manifest: Manifest) -> dict[str, str]:
+    """Parent tensor -> what its action was, for those of `names` that were not kept."""
+    words = dict.fromkeys(manifest.dropped, Drop().words())
+    words.update(dict.fromkeys(manifest.shards[file].sources, _READ))
     for name in names:
         if name in manifest.renamed:
-            deeds[name] = f"renamed {manifest.renamed[name]}"
+            words[name] = Rename(to=manifest.renamed[name]).words()
         elif name in manifest.conversions:
-            deed = manifest.conversions[name]
-            deeds[name] = f"{deed['recipe']} {deed['block'][0]}x{deed['block'][1]}"
-    return deeds
+            numerics, block, source_block = _conversion_before(manifest.conversions[name])
+            words[name] = converted(numerics, block, source_block)
+    return words
 
 
-def _deeds(shard: ShardPlan, names: Iterable[str], plan: Plan) -> dict[str, str]:
+def _words(shard: ShardPlan, names: Iterable[str], plan: Plan) -> dict[str, str]:
     """The same, as planned."""
-    deeds = dict.fromkeys(plan.dropped, "dropped")
-    deeds.update({piece.scales.name: "changed" for piece in shard.pieces if piece.scales})
-    deeds.update({p.source.name: "changed" for p in shard.pieces if isinstance(p.action, Reconcile)})
-    for name in names:
-        if name in plan.renamed:
-            deeds[name] = f"renamed {plan.renamed[name]}"
-        elif name in plan.conversions:
-            _, action = plan.conversions[name]
-            deeds[name] = f"{action.numerics} {action.block.rows}x{action.block.cols}"
-    return deeds
+    words = dict.fromkeys(plan.dropped, Drop().words())
+    words.update({piece.scales.name: _READ for piece in shard.pieces if piece.scales})
+    words.update({piece.source.name: _READ for piece in shard.pieces if piece.action.kind == "repair"})
+    words.update(
+        {p.source.name: p.action.words() for p in shard.pieces if p.action.kind in ("move", "convert")}
+    )
+    wanted = set(names)
+    return {name: each for name, each in words.items() if name in wanted}
+
+
+def _conversion_before(record: ConversionRecord) -> tuple[str, BlockShape, BlockShape | None]:
+    """numerics, block and source_block as the manifest holds them; format 1 has no source_block."""
+    source_block = BlockShape(*record.source_block) if record.source_block else None
+    return record.numerics, BlockShape(*record.block), source_block
+
+
+def _only_source_block_unrecorded(name: str, plan: Plan, manifest: Manifest) -> bool:
+    """Whether a weight was reblocked as now, but by a release that did not say from which block."""
+    if name not in manifest.conversions or name not in plan.conversions:
+        return False
+    action = plan.conversions[name][1]
+    before = _conversion_before(manifest.conversions[name])
+    return isinstance(action, Reblock) and before == (action.numerics, action.block, None)
 
 
 def _and_more(names: list[str]) -> str:

@@ -15,8 +15,8 @@ from shardmill.pipeline.container.header import file_stat
 from shardmill.pipeline.manifest.digest import key_of
 from shardmill.pipeline.manifest.lock import Lock
 from shardmill.pipeline.manifest.records import MANIFEST_FILE
-from shardmill.pipeline.manifest.store import Store
-from shardmill.pipeline.recipe.read import Recipe
+from shardmill.pipeline.manifest.store import StatCache, Store
+from shardmill.pipeline.recipe.tables import Recipe
 from shardmill.pipeline.stages.job import Settings
 from shardmill.pipeline.types import Stat
 
@@ -26,11 +26,13 @@ _PACKAGE = Path(__file__).parents[2]
 def is_unchanged(recipe: Recipe, folder: Path, out: Path, settings: Settings, lock: Lock | None) -> bool:
     """Whether a build of `recipe` from `folder` into `out` would find everything as the last one left it."""
     store = Store(out)
-    noted = store.stat_cache().fingerprint
-    if settings.paranoid or not noted or store.commit_is_pending() or store.holds_leftovers():
+    if settings.paranoid or store.commit_is_pending() or store.holds_leftovers():
         return False
+    stats = store.load().stats
     try:
-        return noted == fingerprint(plan_inputs(recipe, folder, lock), store, settings)
+        return bool(stats.fingerprint) and stats.fingerprint == fingerprint(
+            plan_inputs(recipe, folder, lock), out, stats, settings
+        )
     except OSError:
         return False
 
@@ -45,6 +47,7 @@ def plan_inputs(recipe: Recipe, folder: Path, lock: Lock | None) -> str:
         {
             "code": _stats_below(_PACKAGE / name for name in ("pipeline", "kernels")),
             "recipe": recipe.model_dump(mode="json"),
+            "texts": list(recipe.texts),
             "lock": lock.to_json().decode() if lock else None,
             "parent": _stats_below([folder]),
             "named": _stats_named(recipe),
@@ -52,10 +55,9 @@ def plan_inputs(recipe: Recipe, folder: Path, lock: Lock | None) -> str:
     )
 
 
-def fingerprint(inputs: str, store: Store, settings: Settings) -> str:
+def fingerprint(inputs: str, out: Path, stats: StatCache, settings: Settings) -> str:
     """Digest of all that a build depends on: what it was planned from, and the published files as they are now."""
-    names = (*sorted(store.stat_cache().output), MANIFEST_FILE)
-    outputs = {name: file_stat(store.out / name) for name in names}
+    outputs = {name: file_stat(out / name) for name in (*sorted(stats.output), MANIFEST_FILE)}
     return key_of({"inputs": inputs, "sha256": settings.file_digests, "output": outputs})
 
 

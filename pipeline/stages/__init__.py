@@ -19,21 +19,21 @@ from shardmill.pipeline.stages.scales import scales
 from shardmill.pipeline.stages.scan import scan
 
 STAGES: Mapping[str, Stage] = {
-    "scan": Stage(scan, produces="headers", scope="checkpoint"),
+    "scan": Stage(scan, produces="parent", scope="checkpoint"),
     "input_scales": Stage(
-        input_scales, consumes=("headers",), produces="headers", scope="checkpoint", options=("from", "into")
+        input_scales, consumes=("parent",), produces="parent", scope="checkpoint", options=("from", "into")
     ),
-    "classify": Stage(classify, consumes=("headers",), produces="assignments", scope="checkpoint"),
-    "quantize": Stage(quantize, consumes=("assignments",), produces="codes", scope="shard"),
+    "classify": Stage(classify, consumes=("parent",), produces="assignments", scope="checkpoint"),
+    "quantize": Stage(quantize, consumes=("pieces",), produces="codes", scope="shard"),
     "scales": Stage(scales, consumes=("codes",), produces="scales", scope="shard"),
-    "dequantize": Stage(dequantize, consumes=("assignments",), produces="values", scope="shard"),
-    "reconcile": Stage(reconcile, consumes=("assignments",), produces="repairs", scope="shard"),
+    "dequantize": Stage(dequantize, consumes=("pieces",), produces="values", scope="shard"),
+    "reconcile": Stage(reconcile, consumes=("pieces",), produces="repairs", scope="shard"),
     "rewrite": Stage(
         rewrite,
-        consumes=("assignments", "codes", "scales"),
+        consumes=("pieces", "codes", "scales"),
         accepts=("values", "repairs"),
-        produces="receipts",
+        produces="receipt",
         scope="shard",
     ),
-    "index": Stage(index, consumes=("headers", "receipts"), produces="index", scope="checkpoint"),
+    "index": Stage(index, consumes=("parent", "plan", "receipts"), produces="index", scope="checkpoint"),
 }

@@ -1,7 +1,7 @@
 """The DAG of stages: what runs, in which order, and what flows from one to the next.
 
 The recipe says what each stage `needs`; the table in shardmill.pipeline.stages says what each consumes and produces.
-A stage sees only what the stages that it needs have produced.
+A stage sees only what the stages that it needs have produced, and what the run makes of that (BETWEEN).
 """
 
 from __future__ import annotations
@@ -10,11 +10,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 from shardmill.pipeline.errors import RecipeError
 
 Scope = Literal["checkpoint", "shard"]
+Made = TypeVar("Made", bound=Mapping[str, Any])  # shardmill.pipeline.stages.job.Products
+
+# What the run itself makes -> the stage's product that it comes with: a shard's pieces, which the plan takes from the
+# assignments; all receipts, from each shard's own; and the plan that these fulfil.
+BETWEEN: Mapping[str, str] = {"pieces": "assignments", "receipts": "receipt", "plan": "receipt"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +46,14 @@ class Dag:
     needs: Mapping[str, tuple[str, ...]]
     table: Mapping[str, Stage]
 
-    def run(
-        self, scope: Scope, names: Iterable[str], context: Any, products: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Runs those of `names` that have `scope`, in order; adds each one's product to `products`."""
-        chosen = set(names)
+    def run(self, scope: Scope, names: Iterable[str], context: Any, products: Made) -> Made:
+        """Runs those of `names` that have `scope`, in order; returns `products` with each one's product added."""
+        chosen, made = set(names), dict(products)
         for name in self.order:
             stage = self.table[name]
             if name in chosen and stage.scope == scope:
-                products[stage.produces] = stage.run(context, **self._inputs(name, products))
-        return products
+                made[stage.produces] = stage.run(context, **self._inputs(name, made))
+        return cast(Made, made)
 
     def _inputs(self, name: str, products: Mapping[str, Any]) -> dict[str, Any]:
         stage = self.table[name]
@@ -112,15 +115,13 @@ def arrange(
     try:
         order = tuple(TopologicalSorter(named).static_order())
     except CycleError as error:
-        raise RecipeError(
-            [f"the stages need one another in a circle: {' -> '.join(error.args[1])}"]
-        ) from None
+        raise RecipeError([f"the stages form a cycle: {' -> '.join(error.args[1])}"]) from None
     problems = [
         f"stage {name!r} consumes {product!r}, but nothing that it needs produces it; "
         f"add {_makers(product, table)} to its `needs`"
         for name in order
         for product in table[name].consumes
-        if product not in {table[need].produces for need in named[name]}
+        if BETWEEN.get(product, product) not in {table[need].produces for need in named[name]}
     ]
     made = {table[name].produces for name in order}
     problems += [
@@ -142,4 +143,5 @@ def arrange(
 
 
 def _makers(product: str, table: Mapping[str, Stage]) -> str:
-    return " or ".join(repr(name) for name, stage in table.items() if stage.produces == product)
+    origin = BETWEEN.get(product, product)
+    return " or ".join(repr(name) for name, stage in table.items() if stage.produces == origin)

@@ -14,18 +14,20 @@ from numpy.typing import NDArray
 from shardmill.kernels.block_fp8 import NonFinite
 from shardmill.kernels.block_fp8_to_bf16 import decode_to_bf16
 from shardmill.kernels.formats import F32, bf16_to_f32
+from shardmill.pipeline.actions import Dequantize, Reblock
 from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.digest import TensorHash
+from shardmill.pipeline.plan.types import Piece
 from shardmill.pipeline.stages.job import Decoded, ShardJob
-from shardmill.pipeline.types import Dequantize, Piece, Reblock, TensorRef
+from shardmill.pipeline.types import TensorRef
 
 STRIP_BYTES = 1 << 19  # of codes; their BF16 takes twice that
 
 
-def dequantize(job: ShardJob, assignments: tuple[Piece, ...]) -> dict[str, Decoded]:
+def dequantize(job: ShardJob, pieces: tuple[Piece, ...]) -> dict[str, Decoded]:
     """Output tensor -> Decoded, for each piece that is made from the parent's block FP8; its bytes are in place."""
     made = {}
-    for piece in assignments:
+    for piece in pieces:
         if isinstance(piece.action, Dequantize):
             made[piece.ref.name] = _values(job, piece, piece.action)
         elif isinstance(piece.action, Reblock) and piece.part == "scales":
@@ -53,7 +55,7 @@ def _values(job: ShardJob, piece: Piece, action: Dequantize) -> Decoded:
         except NonFinite as fault:
             raise BuildError(
                 f"{source.shard}: {source.name}: row {row + fault.row}, column {fault.col} decodes to {fault.value}; "
-                f"mend the parent, or keep this tensor's family"
+                f"fix the parent checkpoint, or keep this tensor's family"
             ) from None
         values_hash.update(values)
         job.sink.write(values, job.plan.header.data_begin + piece.ref.begin + 2 * row * C)
@@ -99,7 +101,7 @@ def _refuse_unsound(ref: TensorRef, scales: F32) -> None:
         row, col = np.argwhere(~sound)[0]
         raise BuildError(
             f"{ref.shard}: {ref.name}: the scale of block [{row}, {col}] is {scales[row, col]}, a scale must be finite "
-            f"and positive; mend the parent"
+            f"and positive; fix the parent checkpoint"
         )
 
 

@@ -7,18 +7,17 @@ from collections.abc import Mapping, Sequence
 
 from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.records import Receipt
+from shardmill.pipeline.plan.types import Plan
 from shardmill.pipeline.stages.job import Checkpoint
 from shardmill.pipeline.types import Parent
 
 
-def index(checkpoint: Checkpoint, headers: Parent, receipts: Sequence[Receipt]) -> bytes:
+def index(checkpoint: Checkpoint, parent: Parent, plan: Plan, receipts: Sequence[Receipt]) -> bytes:
     """model.safetensors.index.json: two spaces, keys sorted, as the transformers library writes it.
 
     Raises BuildError where a tensor that was planned was not written, or the reverse, or the parent lost one
     that the plan does not declare.
     """
-    plan = checkpoint.plan
-    assert plan is not None
     written = {name: receipt.file for receipt in receipts for name in receipt.tensors}
     if written != dict(plan.weight_map):
         name = min(set(written.items()) ^ set(plan.weight_map.items()))[0]
@@ -26,7 +25,7 @@ def index(checkpoint: Checkpoint, headers: Parent, receipts: Sequence[Receipt]) 
             f"{name}: planned in {plan.weight_map.get(name, 'no file')}, written to {written.get(name, 'no file')}; "
             f"this is a fault of shardmill, report it"
         )
-    if lost := set(headers.tensors) - set(written) - set(plan.dropped) - set(plan.renamed):
+    if lost := set(parent.tensors) - set(written) - set(plan.dropped) - set(plan.renamed):
         raise BuildError(f"{min(lost)}: the parent holds it, the output does not, and no family drops it")
     return index_bytes(plan.weight_map, plan.tensor_bytes)
 

@@ -27,13 +27,13 @@ _FACTOR_MAX = 4096.0  # times the median of its kind, either way; calibrated sca
 _SHOWN = 5
 
 
-def input_scales(checkpoint: Checkpoint, headers: Parent) -> Parent:
+def input_scales(checkpoint: Checkpoint, parent: Parent) -> Parent:
     """The parent, with the file `into` replaced by the one that the option `from` names. Raises PlanError."""
     options = checkpoint.recipe.stages["input_scales"].options
     if "from" not in options:
         raise PlanError(["stage 'input_scales' needs the option `from`: the file to take the scales from"])
     file, path = str(options.get("into", INPUT_SCALES_FILE)), checkpoint.recipe.home / str(options["from"])
-    mine = next((header for header in headers.headers if header.shard == file), None)
+    mine = next((header for header in parent.headers if header.shard == file), None)
     if mine is None:
         raise PlanError(
             [f"stage 'input_scales': the parent has no {file} to replace; name its file with `into`"]
@@ -46,10 +46,10 @@ def input_scales(checkpoint: Checkpoint, headers: Parent) -> Parent:
     if problems:
         raise PlanError(problems)
     return replace(
-        headers,
-        headers=tuple(theirs if header.shard == file else header for header in headers.headers),
-        stats={**headers.stats, file: stat},
-        replaced={**headers.replaced, file: path},
+        parent,
+        headers=tuple(theirs if header.shard == file else header for header in parent.headers),
+        stats={**parent.stats, file: stat},
+        replaced={**parent.replaced, file: path},
     )
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 from shardmill.pipeline.container.files import Buffers, Sink, Source
 from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.lock import Lock
-from shardmill.pipeline.recipe.read import Recipe
+from shardmill.pipeline.manifest.records import Receipt
+from shardmill.pipeline.plan.types import Assignment, Piece, Plan, ShardPlan
+from shardmill.pipeline.recipe.tables import Recipe
 from shardmill.pipeline.stages.dag import Dag
-from shardmill.pipeline.types import Parent, Plan, ShardPlan, TensorRef
+from shardmill.pipeline.types import Parent, TensorRef
 
 Passthrough = Literal["copy", "reflink", "hardlink"]
 
@@ -107,13 +109,28 @@ class Decoded:
     repair: Mapping[str, Any] | None = None  # what the manifest tells of it, where it is a repair
 
 
+class Products(TypedDict, total=False):
+    """What flows along the DAG, by name. Stages make all but the plan, a shard's pieces and the list of receipts."""
+
+    parent: Parent
+    assignments: tuple[Assignment, ...]
+    plan: Plan
+    pieces: tuple[Piece, ...]  # of one shard
+    codes: dict[str, Quantized]  # weight -> what `quantize` made of it
+    scales: dict[str, bytes]  # scale tensor -> its data
+    values: dict[str, Decoded]  # output tensor -> what `dequantize` made
+    repairs: dict[str, Decoded]  # output tensor -> what `reconcile` made
+    receipt: Receipt  # of one shard
+    receipts: Sequence[Receipt]  # in the order of the plan
+    index: bytes  # model.safetensors.index.json
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The whole: the recipe, the parent's folder, and the plan once there is one."""
+    """What stages of the whole start from: the recipe and the parent's folder."""
 
     recipe: Recipe
     folder: Path
-    plan: Plan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +138,18 @@ class Prepared:
     """All that is known before a byte of data is read."""
 
     dag: Dag
-    products: Mapping[str, Any]
     checkpoint: Checkpoint
-    plan: Plan
-    parent: Parent
+    products: Products  # parent, assignments and plan
     inputs: (
         str  # digest of what the plan was made from, taken before it was (shardmill.pipeline.run.unchanged)
     )
     lock: Lock | None = None  # what the parent is held to
     held_by_bytes: bool = False  # every file of the parent was hashed and is the pinned one
+
+    @property
+    def parent(self) -> Parent:
+        return self.products["parent"]
+
+    @property
+    def plan(self) -> Plan:
+        return self.products["plan"]

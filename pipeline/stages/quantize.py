@@ -13,21 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardmill.kernels.block_fp8 import BlockEncoder, NonFinite, rows_of
+from shardmill.pipeline.actions import QuantizeBlock
 from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.digest import TensorHash
+from shardmill.pipeline.plan.types import Piece
 from shardmill.pipeline.stages.job import Quantized, ShardJob
-from shardmill.pipeline.types import Piece, QuantizeBlock, TensorRef
+from shardmill.pipeline.types import TensorRef
 
 STRIP_BYTES = 1 << 20
 _NUMPY_DTYPE = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32}  # BF16 goes as its bits
 
 
-def quantize(job: ShardJob, assignments: tuple[Piece, ...]) -> dict[str, Quantized]:
+def quantize(job: ShardJob, pieces: tuple[Piece, ...]) -> dict[str, Quantized]:
     """Weight name -> Quantized, for every piece of the shard that holds codes.
 
     Raises BuildError that names tensor, row and column where a weight is not finite.
     """
-    return {piece.ref.name: _quantized(job, piece) for piece in assignments if piece.part == "codes"}
+    return {piece.ref.name: _quantized(job, piece) for piece in pieces if piece.part == "codes"}
 
 
 def _quantized(job: ShardJob, piece: Piece) -> Quantized:
@@ -76,5 +78,5 @@ def _matrix(buffer: memoryview, dtype: str, rows: int, cols: int) -> NDArray[Any
 def _not_finite(source: TensorRef, row: int, fault: NonFinite) -> BuildError:
     return BuildError(
         f"{source.shard}: {source.name}: the weight at row {row + fault.row}, column {fault.col} is {fault.value}, "
-        f"which no scale can hold; mend the parent, or keep this tensor's family"
+        f"which no scale can hold; fix the parent checkpoint, or keep this tensor's family"
     )

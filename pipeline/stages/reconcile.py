@@ -14,19 +14,19 @@ from numpy.typing import NDArray
 
 from shardmill.kernels.formats import E4M3_VALUES
 from shardmill.kernels.nvfp4 import code_energy, rescale
+from shardmill.pipeline.actions import Reconcile
 from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.digest import TensorHash
+from shardmill.pipeline.plan.types import Piece
 from shardmill.pipeline.stages.job import Decoded, ShardJob
-from shardmill.pipeline.types import Piece, Reconcile, TensorRef
+from shardmill.pipeline.types import TensorRef
 
 PARTS_PER_MILLION = 1_000_000
 
 
-def reconcile(job: ShardJob, assignments: tuple[Piece, ...]) -> dict[str, Decoded]:
+def reconcile(job: ShardJob, pieces: tuple[Piece, ...]) -> dict[str, Decoded]:
     """Output tensor -> Decoded, for each global or block scale of a family that is reconciled."""
-    return {
-        piece.ref.name: _repaired(job, piece) for piece in assignments if isinstance(piece.action, Reconcile)
-    }
+    return {piece.ref.name: _repaired(job, piece) for piece in pieces if isinstance(piece.action, Reconcile)}
 
 
 def _repaired(job: ShardJob, piece: Piece) -> Decoded:

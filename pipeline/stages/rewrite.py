@@ -1,15 +1,14 @@
-"""Stage `rewrite`: the output file, from its header to its last byte, and the receipt that tells what it holds.
+"""Stage `rewrite`: the output file, from its header to its last byte, and the receipt of what it holds.
 
 The file is walked once in its own order: what the parent holds is copied in runs of adjacent tensors, scales are
 written, codes (already in place) are read back. So the file's sha256 is taken in the same pass, and every code is
-seen twice by different code: as it was made, and as it stands in the file.
+seen twice by different code: as it was made, and as it is in the file.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from shardmill.pipeline.container.files import CHUNK_BYTES
@@ -17,8 +16,8 @@ from shardmill.pipeline.container.header import header_bytes
 from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.digest import TensorHash, TensorSplitter
 from shardmill.pipeline.manifest.records import Receipt
+from shardmill.pipeline.plan.types import Piece
 from shardmill.pipeline.stages.job import Decoded, Quantized, ShardJob
-from shardmill.pipeline.types import Piece
 
 Digests = dict[str, str]
 
@@ -35,20 +34,23 @@ class _NoHash:
 
 def rewrite(
     job: ShardJob,
-    assignments: Sequence[Piece],
+    pieces: tuple[Piece, ...],
     codes: Mapping[str, Quantized],
     scales: Mapping[str, bytes],
-    values: Mapping[str, Decoded] = MappingProxyType({}),
-    repairs: Mapping[str, Decoded] = MappingProxyType({}),
+    **made_elsewhere: Mapping[str, Decoded],
 ) -> Receipt:
-    """Fills the sink and returns its Receipt."""
-    made = {**values, **repairs}
+    """Fills the sink and returns its Receipt. `made_elsewhere`: what the stages that rewrite accepts have put in it."""
+    made = {name: decoded for product in made_elsewhere.values() for name, decoded in product.items()}
     file_hash = hashlib.sha256() if job.settings.file_digests else _NoHash()
     placed = {
         **{name: quantized.codes_digest for name, quantized in codes.items()},
         **{name: decoded.digest for name, decoded in made.items()},
     }
-    digests = _rewritten(job, file_hash, placed, scales) if job.plan.rewritten else _passed_on(job, file_hash)
+    digests = (
+        _rewritten(job, pieces, file_hash, placed, scales)
+        if job.plan.rewritten
+        else _passed_on(job, file_hash)
+    )
     sources = {name: quantized.source_digest for name, quantized in codes.items()}
     for decoded in made.values():
         sources.update(decoded.sources)
@@ -65,13 +67,15 @@ def rewrite(
     )
 
 
-def _rewritten(job: ShardJob, file_hash: Any, placed: Digests, scales: Mapping[str, bytes]) -> Digests:
+def _rewritten(
+    job: ShardJob, pieces: Sequence[Piece], file_hash: Any, placed: Digests, scales: Mapping[str, bytes]
+) -> Digests:
     """`placed`: digests of the tensors whose bytes earlier stages put into the sink."""
     digests: Digests = {}
     head = header_bytes(job.plan.header)
     job.sink.write(head, 0)
     file_hash.update(head)
-    for run in _runs(job.plan.pieces):
+    for run in _runs(pieces):
         name = run[0].ref.name
         if run[0].part == "bytes":
             digests.update(_copy_run(job, run, file_hash))
@@ -127,7 +131,7 @@ def _read_back(job: ShardJob, piece: Piece, digest: str, file_hash: Any) -> str:
         seen.update(view)
     if seen.hexdigest() != digest:
         raise BuildError(
-            f"{job.plan.file}: {piece.ref.name} reads back otherwise than it was written; check the disk"
+            f"{job.plan.file}: {piece.ref.name}: the read-back differs from what was written; check the disk"
         )
     return digest
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from shardmill.pipeline.container.atomic import whole_file
 from shardmill.pipeline.container.header import header_bytes, lay_out
 from shardmill.pipeline.errors import ShardmillError
 from shardmill.pipeline.toy.glm53 import METADATA, parent_files
@@ -80,15 +81,11 @@ def _counted(
 
 def _appear(path: Path, pieces: Iterable[bytes | memoryview], file_bytes: int | None = None) -> None:
     """Write `pieces` to `path`; with `file_bytes`, what they leave of it stays a hole that reads as zeros."""
-    partial = path.with_name(f"{path.name}.partial")
     try:
-        with partial.open("wb") as file:
+        with whole_file(path, sync=False) as file:
             _write(file, pieces, file_bytes)
-        partial.replace(path)
     except OSError as error:
         raise ShardmillError(f"{path}: cannot be written: {error.strerror}") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _write(file: BinaryIO, pieces: Iterable[bytes | memoryview], file_bytes: int | None) -> None:

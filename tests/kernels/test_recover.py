@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shardmill.kernels.block_fp8 import NonFinite, decode, encoder, grid
+from shardmill.kernels.block_fp8 import NonFinite, decode, encoder, grid, share_exact
 from shardmill.kernels.formats import E4M3_VALUES, f32_to_bf16, nearest_codes
-from shardmill.kernels.recover import TOP_CODES, recover_scales, share_exact
+from shardmill.kernels.recover import TOP_CODES, recover_scales
 from tests.kernels.conftest import (
     FINITE_BF16,
     as_f32,

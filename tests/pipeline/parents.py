@@ -16,6 +16,7 @@ from safetensors import TensorSpec, serialize
 
 from shardmill.pipeline.recipe import read as recipes
 from shardmill.pipeline.run import build as run
+from shardmill.pipeline.run.prepare import prepare as prepare_from
 from shardmill.pipeline.stages.job import Prepared, Settings, Watch
 
 Tensor = tuple[str, tuple[int, ...], bytes]  # dtype, shape, data
@@ -56,14 +57,6 @@ revision = "0123456789abcdef0123456789abcdef01234567"
 [output]
 tensor_parallel = [1, 2]
 
-[stages]
-scan = { needs = [] }
-classify = { needs = ["scan"] }
-quantize = { needs = ["classify"] }
-scales = { needs = ["quantize"] }
-rewrite = { needs = ["classify", "quantize", "scales"] }
-index = { needs = ["scan", "rewrite"] }
-
 [[family]]
 name = "attention"
 match = "model.layers.*.attn.{q,k}.weight"
@@ -103,6 +96,19 @@ match = "model.layers.*.attn.{q,k}.weight"
 prefix = "model.layers.1."
 alias = "draft.layers.1."
 """
+
+# The standard stages, written out: for tests that change them.
+STAGES = """\
+[stages]
+scan = { needs = [] }
+classify = { needs = ["scan"] }
+quantize = { needs = ["classify"] }
+scales = { needs = ["quantize"] }
+rewrite = { needs = ["classify", "quantize", "scales"] }
+index = { needs = ["scan", "rewrite"] }
+
+"""
+STAGED = RECIPE.replace("[[family]]", STAGES + "[[family]]", 1)
 
 SHARDMILL = (sys.executable, "-c", "from shardmill.pipeline.commands.main import main; main()")
 SHARDS = tuple(f"model-{number:05d}-of-00003.safetensors" for number in (1, 2, 3))
@@ -222,7 +228,7 @@ def write_recipe(folder: Path, text: str = RECIPE, name: str = "pipeline.toml") 
 
 def prepare(parent: Path, recipe: str | Path = RECIPE) -> Prepared:
     path = recipe if isinstance(recipe, Path) else write_recipe(parent.parent / "recipes", recipe)
-    return run.prepare(recipes.load(path), parent)
+    return prepare_from(recipes.load(path), parent)
 
 
 def build(parent: Path, out: Path, recipe: str | Path = RECIPE, **settings: Any) -> run.Summary:
@@ -231,8 +237,8 @@ def build(parent: Path, out: Path, recipe: str | Path = RECIPE, **settings: Any)
 
 def why(parent: Path, out: Path, recipe: str | Path = RECIPE) -> dict[str, str]:
     """Shard -> the reason that `explain` gives, for those that are stale."""
-    verdicts = run.explain(prepare(parent, recipe), out, Settings(), lambda line: None)
-    return {verdict.file: verdict.reason for verdict in verdicts if verdict.reason}
+    explained = run.explain(prepare(parent, recipe), out, Settings(), lambda line: None)
+    return {verdict.file: verdict.reason for verdict in explained.shards if verdict.reason}
 
 
 def published(out: Path) -> dict[str, bytes]:

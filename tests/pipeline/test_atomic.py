@@ -417,7 +417,7 @@ def test_a_worker_that_was_given_up_for_dead_vouches_for_no_other_workers_file(
         tasks.update(all_tasks)
         raise Cut
 
-    monkeypatch.setattr(run, "in_threads", cut)
+    monkeypatch.setattr(schedule, "in_threads", cut)
     with pytest.raises(Cut):
         build(parent, tmp_path / "out")
     first_is_at_it, second_is_at_it, first_is_done = (threading.Event() for _ in range(3))
@@ -449,7 +449,7 @@ def test_explain_tells_what_a_cut_build_has_made(
     parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = cut_build(parent, tmp_path / "out", monkeypatch)
-    verdicts = run.explain(prepare(parent), tmp_path / "out", Settings(), lambda line: None)
+    verdicts = run.explain(prepare(parent), tmp_path / "out", Settings(), lambda line: None).shards
     assert all(verdict.reason == "it was not built yet" for verdict in verdicts)
     assert sorted(verdict.file for verdict in verdicts if verdict.staged) == done
 
@@ -692,6 +692,6 @@ def test_codes_that_read_back_otherwise_are_refused(
         return write(fd, bytes(len(view)) if len(view) == 240 else view, offset)
 
     monkeypatch.setattr(os, "pwrite", forgetful)
-    with pytest.raises(BuildError, match=r"mlp\.down\.weight reads back otherwise than it was written"):
+    with pytest.raises(BuildError, match=r"mlp\.down\.weight: the read-back differs"):
         build(parent, tmp_path / "out")
     assert published(tmp_path / "out") == {}

@@ -226,8 +226,17 @@ def test_the_manifest_digests_every_published_file_and_tensor(built: Path) -> No
 
 def test_the_manifest_says_what_was_made_from_what(built: Path) -> None:
     manifest = json.loads((built / MANIFEST).read_text())
-    assert manifest["format"] == "shardmill/manifest/1"
-    assert manifest["recipe"] == "micro"
+    assert manifest["format"] == "shardmill/manifest/2"
+    assert manifest["recipe"] == {
+        "name": "micro",
+        "layers": [{"toml": RECIPE, "sha256": hashlib.sha256(RECIPE.encode()).hexdigest()}],
+    }
+    assert [(family["name"], family["tensors"], family["reason"]) for family in manifest["families"]] == [
+        ("attention", 4, None),
+        ("mlp", 2, None),
+        ("experts", 16, "already packed"),
+        ("norms", 3, "small"),
+    ]
     assert manifest["parent"] == {
         "repository": "nobody/micro",
         "revision": "0123456789abcdef0123456789abcdef01234567",
@@ -243,7 +252,7 @@ def test_the_manifest_says_what_was_made_from_what(built: Path) -> None:
     }
     assert manifest["conversions"]["model.layers.0.mlp.down.weight"] == {
         "family": "mlp",
-        "recipe": "amax/1",
+        "numerics": "amax/1",
         "block": [8, 8],
     }
     assert len(manifest["conversions"]) == 6
@@ -562,13 +571,18 @@ def test_no_buffer_grows_with_a_tensor(tmp_path: Path, monkeypatch: pytest.Monke
     assert max(sizes.values()) <= 1 << 20
 
 
-def test_unindexed_scales_beside_an_older_index_are_taken_in(tmp_path: Path) -> None:
-    """Some parents publish a later file of scales that their index does not name."""
-    parent = write_parent(tmp_path / "parent")
+def forget(parent: Path, file: str) -> None:
+    """The index names no tensor of `file` any more."""
     index = json.loads((parent / INDEX).read_text())
-    index["weight_map"] = {name: file for name, file in index["weight_map"].items() if file != SCALES}
+    index["weight_map"] = {name: shard for name, shard in index["weight_map"].items() if shard != file}
     (parent / INDEX).write_text(json.dumps(index))
-    build(parent, tmp_path / "out")
+
+
+def test_a_file_of_weights_that_the_recipe_names_is_taken_in(tmp_path: Path) -> None:
+    """Some parents publish a later file of scales beside an older index: `[parent] also` names it."""
+    parent = write_parent(tmp_path / "parent")
+    forget(parent, SCALES)
+    build(parent, tmp_path / "out", RECIPE.replace("[parent]", f'[parent]\nalso = ["{SCALES}"]'))
     assert SCALES in json.loads((tmp_path / "out" / INDEX).read_text())["weight_map"].values()
 
 

@@ -91,10 +91,11 @@ def test_plan_says_which_files_stay_behind_and_why(
     """A tokenizer whose download was cut is a link to nothing; its absence must not come as a surprise."""
     (parent / "vocab.json").symlink_to(parent / "nowhere")
     assert (
-        "not passed on: vocab.json: it is not a file, or a link to nothing\n" in shardmill("plan", *places)[1]
+        "not passed on: vocab.json (0 B): it is not a file, or a link to nothing\n"
+        in shardmill("plan", *places)[1]
     )
-    left = json.loads(shardmill("plan", *places, "--json")[1])["left"]
-    assert left["vocab.json"] == "it is not a file, or a link to nothing"
+    left = json.loads(shardmill("plan", *places, "--json")[1])["side_files"]["left"]
+    assert left["vocab.json"]["reason"] == "it is not a file, or a link to nothing"
 
 
 def test_names_with_brackets_are_shown_as_they_are(shardmill: Callable[..., Told], places: list[Any]) -> None:
@@ -102,7 +103,7 @@ def test_names_with_brackets_are_shown_as_they_are(shardmill: Callable[..., Told
     code, out, _ = shardmill("plan", *places)
     assert code == 0
     assert "mlp [/b] [red]" in out
-    assert "[/i]: what becomes of the parent" in out
+    assert "[/i]: from the parent to the output" in out
 
 
 def test_the_summary_names_a_kernel_only_where_one_encoded(
@@ -138,7 +139,7 @@ def test_json_is_one_object_and_nothing_else(shardmill: Callable[..., Told], pla
     code, out, _ = shardmill("explain", *places, "--json")
     shards = dict.fromkeys(sorted((*SHARDS, SCALES)), "it was not built yet")
     told = json.loads(out)
-    assert (told["shards"], told["staged"], told["accept_runs"]) == (shards, [], [])
+    assert (told["shards"], told["staged"]) == (shards, [])
     assert told["others"][:3] == ["config.json", "README.md", "model.safetensors.index.json"]
     code, out, err = shardmill("build", *places, "--json")
     summary = json.loads(out)
@@ -157,8 +158,7 @@ def test_explain_counts_what_a_cut_build_has_made_apart(
         Verdict("b", "it was not built yet"),
         Verdict("c", None),
     )
-    monkeypatch.setattr(run, "explain", lambda *rest: verdicts)
-    monkeypatch.setattr(run, "explain_beside_shards", lambda *rest: ["config.json"])
+    monkeypatch.setattr(run, "explain", lambda *rest: run.Explanation(verdicts, ("config.json",)))
     assert shardmill("explain", *places)[1].splitlines() == [
         "a: is made and will be published",
         "b: will be made: it was not built yet",
@@ -200,6 +200,7 @@ def test_the_short_way_out_sees_every_change(
     recipe.write_text(RECIPE.replace("[8, 8]", "[4, 4]"))
     assert SHARDS[2] in made()
     recipe.write_text(RECIPE.replace("[8, 8]", "[4, 4]") + "\n# a remark\n")
+    assert made() == {MANIFEST}, "it holds the recipe's text"
     assert made() == set()
     assert set(json.loads(shardmill("build", *places, "--json", "--no-sha256")[1])["files_written"]) == {
         MANIFEST
@@ -245,7 +246,7 @@ def test_the_short_way_out_sees_what_changed_while_the_last_build_was_at_work(
         (["build", "--parent", "{here}/nowhere", "--out", "{out}", "-c", "{recipe}"], 2, "is not a folder"),
         (["build", "--parent", "{parent}", "--out", "{parent}", "-c", "{recipe}"], 1, "is the parent itself"),
         (["build", "--parent", "{parent}", "--out", "{recipe}", "-c", "{recipe}"], 2, "is a file"),
-        (["build", "--parent", "{parent}", "-c", "{recipe}"], 2, "Missing option '--out'"),
+        (["build", "--parent", "{parent}", "-c", "{recipe}"], 2, "Missing option '-o' / '--out'"),
         (
             ["build", "--parent", "{parent}", "--out", "{out}", "-c", "{recipe}", "--workers", "0"],
             2,
@@ -290,7 +291,7 @@ def test_a_recipe_fault_is_usage_and_a_plan_fault_is_a_failure(
     recipe = places[1]
     recipe.write_text(RECIPE.replace("expect", "expekt", 1))
     code, _, err = shardmill("plan", *places)
-    told = f"{recipe}:24: family 'attention': expekt: the key 'expekt' is not known (do you mean 'expect'?)"
+    told = f"{recipe}:16: family 'attention': expekt: the key 'expekt' is not known (do you mean 'expect'?)"
     assert (code, told in err) == (2, True)
     recipe.write_text(RECIPE.replace("expect = 4", "expect = 5"))
     code, _, err = shardmill("plan", *places)
@@ -302,7 +303,7 @@ def test_an_expected_key_that_is_met_builds(shardmill: Callable[..., Told], plac
     assert shardmill("build", *places, "--expect-key", key)[0] == 0
 
 
-@pytest.mark.parametrize("place", ["remember", "stage", "commit", "start", "keep_receipt"])
+@pytest.mark.parametrize("place", ["save", "stage", "commit", "start", "keep_receipt"])
 def test_an_error_of_the_operating_system_is_a_sentence_too(
     shardmill: Callable[..., Told], places: list[Any], monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -397,7 +398,7 @@ def test_a_signal_stops_a_build_at_once_and_the_next_one_finishes_it(
     command = [sys.executable, "-c", script, "build", *map(str, places)]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert told.returncode == code
-    assert "the same command goes on where it stopped" in told.stderr
+    assert "run the same command to continue" in told.stderr
     assert "Traceback" not in told.stderr
     assert published(places[-1]) == {}
     assert shardmill("build", *places)[0] == 0
@@ -418,7 +419,7 @@ def test_a_second_signal_on_the_way_out_is_not_heard(places: list[Any]) -> None:
     command = [sys.executable, "-c", script, "build", *map(str, places)]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert told.returncode == 130
-    assert told.stderr.strip() == "stopped; the same command goes on where it stopped"
+    assert told.stderr.strip() == "stopped; run the same command to continue"
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-"])
@@ -496,7 +497,7 @@ def test_what_a_build_of_another_kind_left_behind_is_removed_though_there_is_not
 
 def test_a_plan_that_is_stopped_does_not_claim_to_go_on(places: list[Any]) -> None:
     script = (
-        "import os, shardmill.pipeline.run.build as run\n"
+        "import os, shardmill.pipeline.run.prepare as run\n"
         "from shardmill.pipeline.commands.main import main\n"
         "run.make_plan = lambda *rest: (os.kill(os.getpid(), 15), __import__('time').sleep(120))\n"
         "main()"
@@ -518,7 +519,7 @@ def test_what_a_build_would_refuse_plan_and_explain_refuse_too(
     for out, why in (
         (built.parent / "other", "holds x"),
         (parent, "is the parent itself"),
-        (built / "inside", "lies in the checkpoint"),
+        (built / "inside", "is inside the checkpoint"),
     ):
         code, _, err = shardmill(command, *places[:-1], out)
         assert (code, why in err) == (1, True), err
@@ -535,3 +536,50 @@ def test_a_build_over_another_parents_checkpoint_tells_what_goes(
     code, _, err = shardmill("build", *places[:3], other, *places[4:])
     assert code == 0
     assert f"replaces another checkpoint: {SHARDS[0]} goes (4 of its 4 shards)" in err
+
+
+def test_build_json_has_one_shape_whether_there_is_work_or_not(
+    shardmill: Callable[..., Told], places: list[Any]
+) -> None:
+    first, again = (json.loads(shardmill("build", *places, "--json")[1]) for _ in range(2))
+    assert first.keys() == again.keys()
+    assert (again["plan_key"], again["kernel"], again["made"]) == (first["plan_key"], "none", {})
+
+
+@pytest.mark.parametrize("command", ["plan", "explain", "build"])
+def test_the_recipes_old_option_works_with_a_notice_and_is_not_shown(
+    shardmill: Callable[..., Told], places: list[Any], command: str
+) -> None:
+    at = places.index("-c")
+    old = [*places[:at], "--config", *places[at + 1 :]]
+    code, _, err = shardmill(command, *old, "--json")
+    assert (code, err.splitlines()[0]) == (
+        0,
+        "--config is now called --recipe; the old name works for one more release",
+    )
+    shown = shardmill(command, "--help")[1]
+    assert "--recipe" in shown
+    assert "--config" not in shown
+
+
+def test_init_takes_its_old_option_with_a_notice(
+    shardmill: Callable[..., Told], places: list[Any], tmp_path: Path
+) -> None:
+    parent = places[places.index("--parent") + 1]
+    code, _, err = shardmill("init", parent, "--output", tmp_path / "drafted.toml")
+    assert (code, "--output is now called --out" in err, (tmp_path / "drafted.toml").exists()) == (
+        0,
+        True,
+        True,
+    )
+    assert "[stages]" not in (tmp_path / "drafted.toml").read_text()
+
+
+def test_old_words_of_a_recipe_are_said_on_stderr(
+    shardmill: Callable[..., Told], places: list[Any], tmp_path: Path
+) -> None:
+    recipe = Path(places[places.index("-c") + 1])
+    recipe.write_text(recipe.read_text().replace('action = "quantize"', 'action = "quantise"', 1))
+    code, out, err = shardmill("plan", *places, "--json")
+    assert (code, json.loads(out)["converted"]) == (0, 6)
+    assert "'quantise' is now written 'quantize'" in err

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args, get_origin, get_type_hints
 
 import pytest
 
 from shardmill.pipeline.errors import RecipeError
 from shardmill.pipeline.stages import STAGES
 from shardmill.pipeline.stages.dag import Stage, arrange, unknown_options
-from tests.pipeline.parents import RECIPE, build, prepare, published
+from shardmill.pipeline.stages.job import Checkpoint, Products, ShardJob
+from tests.pipeline.parents import MANIFEST, STAGED, build, prepare, published
 
 
 def stage(produces: str, consumes: tuple[str, ...] = (), scope: Any = "checkpoint", **more: Any) -> Stage:
@@ -54,8 +55,8 @@ def test_checkpoint_stages_stand_before_or_after_the_shards() -> None:
         ({"a": [], "f": ["a"]}, "stage 'f' is not known; the stages are a, b, c, d, e"),
         ({"a": [], "b": ["a", "x"]}, "stage 'x' is not known"),
         ({"b": ["a"]}, "stage 'b' needs 'a', which the recipe does not name"),
-        ({"a": ["b"], "b": ["a"]}, "in a circle"),
-        ({"a": ["a"]}, "in a circle: a -> a"),
+        ({"a": ["b"], "b": ["a"]}, "form a cycle"),
+        ({"a": ["a"]}, "form a cycle: a -> a"),
         (
             {"a": [], "b": []},
             "stage 'b' consumes 'x', but nothing that it needs produces it; add 'a' to its `needs`",
@@ -88,7 +89,7 @@ def test_a_stages_options_are_those_that_its_row_names() -> None:
 @pytest.mark.parametrize("name", ["scan", "classify", "quantize", "scales", "rewrite", "index"])
 def test_a_recipe_without_one_of_the_stages_is_refused(parent: Path, name: str) -> None:
     """With the stage goes what others need of it; nothing fails later for want of it."""
-    text = "".join(line for line in RECIPE.splitlines(True) if not line.startswith(f"{name} ="))
+    text = "".join(line for line in STAGED.splitlines(True) if not line.startswith(f"{name} ="))
     with pytest.raises(RecipeError, match=name):
         prepare(parent, text)
 
@@ -104,11 +105,11 @@ def test_a_recipe_without_one_of_the_stages_is_refused(parent: Path, name: str) 
         (
             'needs = ["classify", "quantize", "scales"]',
             'needs = ["quantize", "scales"]',
-            "'rewrite' consumes 'assign",
+            "'rewrite' consumes 'pieces",
         ),
-        ('needs = ["scan", "rewrite"]', 'needs = ["rewrite"]', "'index' consumes 'headers'"),
-        ('classify = { needs = ["scan"] }', "classify = { needs = [] }", "'classify' consumes 'headers'"),
-        ("scan = { needs = [] }", 'scan = { needs = ["index"] }', "in a circle"),
+        ('needs = ["scan", "rewrite"]', 'needs = ["rewrite"]', "'index' consumes 'parent'"),
+        ('classify = { needs = ["scan"] }', "classify = { needs = [] }", "'classify' consumes 'parent'"),
+        ("scan = { needs = [] }", 'scan = { needs = ["index"] }', "form a cycle"),
         (
             "scan = { needs = [] }",
             "scan = { needs = [], deep = true }",
@@ -123,7 +124,7 @@ def test_a_recipe_without_one_of_the_stages_is_refused(parent: Path, name: str) 
 )
 def test_dropping_a_need_that_is_consumed_is_refused(parent: Path, old: str, new: str, words: str) -> None:
     with pytest.raises(RecipeError, match=words):
-        prepare(parent, RECIPE.replace(old, new))
+        prepare(parent, STAGED.replace(old, new))
 
 
 def test_an_added_stage_runs_in_its_place(
@@ -138,7 +139,7 @@ def test_an_added_stage_runs_in_its_place(
 
     row = Stage(audit, "scales", "shard", consumes=("codes", "scales"))
     monkeypatch.setitem(cast(dict[str, Stage], STAGES), "audit", row)
-    text = RECIPE.replace(
+    text = STAGED.replace(
         'rewrite = { needs = ["classify", "quantize", "scales"] }',
         'audit = { needs = ["quantize", "scales"] }\nrewrite = { needs = ["classify", "quantize", "audit"] }',
     )
@@ -148,7 +149,10 @@ def test_an_added_stage_runs_in_its_place(
     [(_, codes, scales)] = [each for each in seen if each[0] == "model-00001-of-00003.safetensors"]
     assert codes == ["model.layers.0.attn.k.weight", "model.layers.0.attn.q.weight"]
     assert scales == [f"{name}_scale_inv" for name in codes]
-    assert published(tmp_path / "out") == reference
+    made = published(tmp_path / "out")
+    assert {name for name in made if made[name] != reference[name]} == {MANIFEST}, (
+        "it holds the recipe's text"
+    )
 
 
 def test_a_checkpoint_stage_that_is_added_runs_after_the_shards_that_it_needs(
@@ -157,5 +161,28 @@ def test_a_checkpoint_stage_that_is_added_runs_after_the_shards_that_it_needs(
     seen: list[int] = []
     count = Stage(lambda whole, receipts: seen.append(len(receipts)), "count", "checkpoint", ("receipts",))
     monkeypatch.setitem(cast(dict[str, Stage], STAGES), "count", count)
-    build(parent, tmp_path / "out", RECIPE.replace("index = {", 'count = { needs = ["rewrite"] }\nindex = {'))
+    build(parent, tmp_path / "out", STAGED.replace("index = {", 'count = { needs = ["rewrite"] }\nindex = {'))
     assert seen == [4]
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_every_stage_takes_and_returns_what_the_table_of_products_says(name: str) -> None:
+    """The parameters of a stage are products by name and type, and so is what it returns."""
+    products, row = get_type_hints(Products), STAGES[name]
+    hints = get_type_hints(row.run)
+    assert hints.pop("return") == products[row.produces]
+    context = next(iter(hints.values()))
+    assert context is (ShardJob if row.scope == "shard" else Checkpoint)
+    elsewhere = hints.pop("made_elsewhere", None)  # `rewrite` takes by one name all that it accepts
+    taken = [*row.consumes, *(() if elsewhere else row.accepts)]
+    assert list(hints)[1:] == taken
+    assert all(same_or_wider(elsewhere, products[product]) for product in row.accepts if elsewhere)
+    for product in taken:
+        assert same_or_wider(hints[product], products[product]), product
+
+
+def same_or_wider(taken: Any, made: Any) -> bool:
+    """A stage may take a Mapping where a dict is made."""
+    return taken == made or (
+        get_args(taken) == get_args(made) and issubclass(get_origin(made), get_origin(taken))
+    )

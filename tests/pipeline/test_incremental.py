@@ -152,7 +152,7 @@ def test_another_block_in_one_family_rebuilds_the_shards_that_hold_it(parent: Pa
     recipe = RECIPE.replace("[8, 8]", "[4, 4]")
     reasons = why(parent, built, recipe)
     assert list(reasons) == [SHARDS[2]]
-    assert "model.layers.0.mlp.down.weight (amax/1 8x8, now amax/1 4x4) and 1 more" in reasons[SHARDS[2]]
+    assert "model.layers.0.mlp.down.weight (amax/1 [8,8], now amax/1 [4,4]) and 1 more" in reasons[SHARDS[2]]
     summary = build(parent, built, recipe)
     assert sorted(summary.files_written) == sorted([SHARDS[2], "config.json", "README.md", INDEX, MANIFEST])
     assert same_as_fresh(parent, built, recipe)

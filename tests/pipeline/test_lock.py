@@ -13,10 +13,12 @@ from click.testing import CliRunner
 
 from shardmill.pipeline.commands.main import shardmill
 from shardmill.pipeline.errors import CheckpointError
-from shardmill.pipeline.manifest.lock import Lock, load_lock, pin
+from shardmill.pipeline.manifest.lock import Lock, load_lock
 from shardmill.pipeline.manifest.records import Manifest
 from shardmill.pipeline.recipe import read as recipes
 from shardmill.pipeline.run import build as run
+from shardmill.pipeline.run.pin import pin
+from shardmill.pipeline.run.prepare import prepare
 from shardmill.pipeline.stages.job import Settings, Watch
 from tests.pipeline.parents import (
     INDEX,
@@ -24,6 +26,7 @@ from tests.pipeline.parents import (
     RECIPE,
     SCALES,
     SHARDS,
+    STAGED,
     change_tensor,
     library_bytes,
     micro_tensors,
@@ -39,7 +42,7 @@ SMALL = ("LICENSE", "assets/logo.txt", "config.json", INDEX, "tokenizer.json")
 
 def pinned(parent: Path, recipe: str = RECIPE, read_all: bool = True) -> Lock:
     loaded = recipes.load(write_recipe(parent.parent / "recipes", recipe))
-    scanned = run.prepare(loaded, parent).parent
+    scanned = prepare(loaded, parent).parent
     return pin(
         scanned, loaded.parent.repository, loaded.parent.revision, lambda line: None, read_all=read_all
     )
@@ -50,7 +53,7 @@ def build(
 ) -> Manifest:
     loaded = recipes.load(write_recipe(parent.parent / "recipes", recipe))
     settings = Settings(kernel="numpy", paranoid=paranoid)
-    run.build(run.prepare(loaded, parent, lock, paranoid), out, settings, Watch())
+    run.build(prepare(loaded, parent, lock, paranoid), out, settings, Watch())
     return Manifest.from_json((out / MANIFEST).read_bytes())
 
 
@@ -179,7 +182,7 @@ def test_a_parent_of_which_a_repair_replaces_a_file_is_pinned_as_it_lies_there(t
     parent = write_parent(tmp_path / "parent")
     scales = library_bytes(micro_tensors()[SCALES], {"format": "pt", "calibrated": "again " * 9})
     (tmp_path / "other.safetensors").write_bytes(scales)
-    recipe = RECIPE.replace(
+    recipe = STAGED.replace(
         'classify = { needs = ["scan"] }',
         'input_scales = { needs = ["scan"], from = "../other.safetensors" }\n'
         'classify = { needs = ["input_scales"] }',

@@ -14,24 +14,55 @@ from hypothesis import strategies as st
 
 from shardmill.pipeline.errors import CheckpointError
 from shardmill.pipeline.manifest.digest import TensorHash, TensorSplitter, canonical, key_of
-from shardmill.pipeline.manifest.records import FileRecord, Manifest, Receipt, ShardRecord
+from shardmill.pipeline.manifest.records import (
+    ConversionRecord,
+    FileRecord,
+    Manifest,
+    Receipt,
+    RecipeRecord,
+    ShardRecord,
+)
+from shardmill.pipeline.types import FamilySummary
+from shardmill.verify.reading.manifest import parse_manifest
 
 TEXT = st.text(st.characters(blacklist_categories=("Cs",)), max_size=6)
 HEX = st.text("0123456789abcdef", min_size=4, max_size=4)
-DIGESTS = st.dictionaries(TEXT, HEX, max_size=3)
+DIGESTS = st.dictionaries(TEXT, st.text("0123456789abcdef", min_size=32, max_size=32), max_size=3)
 NAMES = st.text("abc.-_é", min_size=1, max_size=6).filter(lambda name: name not in (".", ".."))
+
+SIZES = st.integers(0, 1 << 60)
+BLOCKS = st.tuples(st.integers(1, 512), st.integers(1, 512))
+FAMILIES = st.lists(
+    st.builds(
+        FamilySummary,
+        name=TEXT,
+        action=st.sampled_from(["keep", "quantize", "drop"]),
+        reason=st.none() | TEXT,
+        tensors=SIZES,
+        bytes_before=SIZES,
+        bytes_after=SIZES,
+        scale_bytes=SIZES,
+        block=st.none() | BLOCKS,
+    ),
+    max_size=2,
+)
+COUNTS = st.dictionaries(st.sampled_from(["blocks", "exact_blocks", "é"]), SIZES, max_size=2)
+DIGEST_OF_FILE = st.text("0123456789abcdef", min_size=64, max_size=64)
 
 manifests = st.builds(
     Manifest,
     plan_key=HEX,
     parent=st.fixed_dictionaries({"repository": st.none() | TEXT, "revision": st.none() | TEXT}),
     parent_verified=st.booleans(),
-    recipe=TEXT,
+    recipe=st.builds(RecipeRecord, TEXT, st.lists(TEXT, max_size=2).map(tuple)),
     numerics=st.lists(TEXT, unique=True).map(sorted).map(tuple),
     algorithms=st.just({"tensor": "xxh3-128", "file": "sha256"}),
-    files=st.dictionaries(NAMES, st.builds(FileRecord, st.integers(0, 1 << 60), st.none() | HEX), max_size=3),
+    files=st.dictionaries(NAMES, st.builds(FileRecord, SIZES, st.none() | DIGEST_OF_FILE), max_size=3),
     shards=st.dictionaries(NAMES, st.builds(ShardRecord, HEX, st.booleans(), DIGESTS, DIGESTS), max_size=3),
-    conversions=st.dictionaries(TEXT, st.dictionaries(TEXT, st.integers() | TEXT, max_size=2), max_size=2),
+    conversions=st.dictionaries(
+        TEXT, st.builds(ConversionRecord, TEXT, TEXT, BLOCKS, COUNTS, st.none() | BLOCKS), max_size=2
+    ),
+    families=FAMILIES.map(tuple),
     dropped=st.lists(TEXT, unique=True).map(sorted).map(tuple),
     renamed=st.dictionaries(TEXT, TEXT, max_size=2),
 )
@@ -43,6 +74,45 @@ def test_a_manifest_reads_back_as_it_was_written(manifest: Manifest) -> None:
     text = manifest.to_json()
     assert Manifest.from_json(text) == manifest
     assert text == (json.dumps(json.loads(text), sort_keys=True, separators=(",", ":")) + "\n").encode()
+
+
+@given(manifests)
+def test_the_judge_reads_what_the_pipeline_writes(manifest: Manifest) -> None:
+    """Two readers that share no code: the judge finds no fault in any manifest, and reads the same."""
+    read, findings = parse_manifest(manifest.to_json())
+    assert findings == []
+    assert read is not None
+    assert [(f.name, f.reason, f.block) for f in read.families] == [
+        (f.name, f.reason, f.block) for f in manifest.families
+    ]
+    assert {name: (c.numerics, c.block, c.counts) for name, c in read.conversions.items()} == {
+        name: (c.numerics, c.block, c.counts) for name, c in manifest.conversions.items()
+    }
+    assert read.recipe == manifest.recipe.name
+    assert len(read.recipe_digests) == len(manifest.recipe.layers)
+
+
+def test_a_recipes_text_that_is_not_the_one_beside_its_sha256_is_refused() -> None:
+    """Whoever seals a manifest with another text has its sha256 against him, with the pipeline and with the judge."""
+    body = json.loads(
+        Manifest(
+            "k",
+            {"repository": None, "revision": None},
+            False,
+            RecipeRecord("r", ("a = 1\n",)),
+            (),
+            {"tensor": "xxh3-128", "file": "none"},
+            {},
+            {},
+            {},
+        ).to_json()
+    )
+    body["recipe"]["layers"][0]["toml"] = "a = 2\n"
+    body.pop("self")
+    sealed = canonical({**body, "self": key_of(body)})
+    with pytest.raises(CheckpointError, match="sha256 of a recipe's text"):
+        Manifest.from_json(sealed)
+    assert [finding.slug for finding in parse_manifest(sealed)[1]] == ["manifest-self"]
 
 
 @given(manifests, st.data())

@@ -18,13 +18,15 @@ import pytest
 from shardmill.pipeline.errors import PlanError
 from shardmill.pipeline.manifest.digest import canonical
 from shardmill.pipeline.plan.plan import make_plan, plan_json
-from shardmill.pipeline.recipe.read import Recipe, load
+from shardmill.pipeline.plan.types import Plan
+from shardmill.pipeline.recipe.read import load
+from shardmill.pipeline.recipe.tables import Recipe
 from shardmill.pipeline.stages.classify import classify
 from shardmill.pipeline.stages.job import Checkpoint
 from shardmill.pipeline.toy.config import config
 from shardmill.pipeline.toy.sizes import SIZES
 from shardmill.pipeline.toy.write import toy_headers
-from shardmill.pipeline.types import Parent, Plan
+from shardmill.pipeline.types import Parent
 from tests.pipeline.conftest import ROOT
 from tests.pipeline.parents import RECIPE, prepare, write_recipe
 
@@ -295,7 +297,7 @@ CASES: Mapping[str, tuple[str, str, str]] = {
     "rows that ranks cannot share": (
         "tensor_parallel = [1, 2]",
         "tensor_parallel = [3]",
-        "can't be dealt out over 3",
+        "16, is not divisible by 3 ranks",
     ),
     "half a block a rank": (
         "tensor_parallel = [1, 2]",

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from shardmill.pipeline.actions import ACTIONS
 from shardmill.pipeline.errors import RecipeError
 from shardmill.pipeline.plan.profiles import PROFILES
-from shardmill.pipeline.recipe.read import Recipe, load
+from shardmill.pipeline.recipe.read import load
+from shardmill.pipeline.recipe.tables import Recipe, standard_stages
 from tests.pipeline.conftest import ROOT
-from tests.pipeline.parents import RECIPE, write_recipe
+from tests.pipeline.parents import RECIPE, STAGED, write_recipe
 
 
 def problems(folder: Path, text: str) -> list[str]:
@@ -80,7 +82,7 @@ def test_all_problems_are_told_at_once_each_with_its_line(tmp_path: Path) -> Non
         ("block = [4, 4]\n", "", "[[family]]", "needs `block`"),
         ("expect = 4\n", "", "[[family]]", "needs `expect`, the number of its tensors"),
         ('action = "quantize"', 'action = "halve"', "action", "'quantize'"),
-        ('match = "model.layers.*.attn.{q,k}.weight"', 'match = "a.{b"', "match", "do not pair"),
+        ('match = "model.layers.*.attn.{q,k}.weight"', 'match = "a.{b"', "match", "unbalanced braces"),
         ('match = "model.layers.*.attn.{q,k}.weight"', "match = []", "match", "at least 1 item"),
         ('axis = "rows"', 'axis = "depth"', "axis", "'rows'"),
         ('alias = "draft', 'nick = "draft', "[[alias]]", "the key 'alias' is missing"),
@@ -103,7 +105,7 @@ def test_a_reason_for_keeping_is_no_place_for_a_block(tmp_path: Path) -> None:
 
 def test_two_families_of_one_name_are_refused(tmp_path: Path) -> None:
     [problem] = problems(tmp_path, RECIPE.replace('name = "mlp"', 'name = "attention"'))
-    assert "attention stands twice" in problem
+    assert "duplicate family name: attention" in problem
 
 
 @pytest.mark.parametrize(
@@ -154,7 +156,7 @@ def test_a_problem_of_an_extending_recipe_stands_at_its_own_files_line(tmp_path:
 
 def test_two_families_of_one_name_in_an_extending_recipe_are_refused_too(tmp_path: Path) -> None:
     family = '[[family]]\nname = "mlp"\nmatch = "m"\naction = "keep"\nreason = "x"\n'
-    with pytest.raises(RecipeError, match="mlp stands twice"):
+    with pytest.raises(RecipeError, match="duplicate family name: mlp"):
         load(extend(tmp_path, family + family))
 
 
@@ -173,3 +175,93 @@ def test_an_extended_recipe_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_the_profiles_a_recipe_may_name_are_those_there_are() -> None:
     allowed = Recipe.model_fields["output"].annotation.model_fields["profile"].annotation.__args__
     assert set(allowed) == set(PROFILES)
+
+
+# ---- keys that an action doesn't know ---------------------------------------------------------------------------
+
+KEY_VALUES = {"block": "[4, 4]", "source_block": "[8, 8]", "numerics": '"amax/1"', "to": '"x.*"'}
+NEEDED = {"expect": "1", "reason": '"x"', **KEY_VALUES}
+
+
+@pytest.mark.parametrize(
+    ("action", "key"),
+    [
+        (name, key)
+        for name, action in ACTIONS.items()
+        for key in KEY_VALUES
+        if key not in (*action.needs, *action.takes)
+    ],
+)
+def test_a_key_that_the_action_does_not_use_is_refused_at_its_line(
+    tmp_path: Path, action: str, key: str
+) -> None:
+    """Whatever the action and whatever the key: `numerics` with keep, `to` with quantize."""
+    needed = "".join(f"{each} = {NEEDED[each]}\n" for each in ACTIONS[action].needs)
+    family = (
+        f'[[family]]\nname = "f"\nmatch = "a.*"\naction = "{action}"\n{needed}{key} = {KEY_VALUES[key]}\n'
+    )
+    text = f'format = 1\nname = "r"\n{family}'
+    [problem] = problems(tmp_path, text)
+    place = f"{tmp_path / 'pipeline.toml'}:{line(text, f'{key} =')}: family 'f': {key}: "
+    assert problem == f"{place}`{key}` has no meaning with action {action!r}; remove it"
+
+
+def test_a_misspelt_key_of_an_action_is_answered_with_the_nearest(tmp_path: Path) -> None:
+    [problem] = problems(tmp_path, RECIPE.replace("block = [4, 4]", "block = [4, 4]\nnumeric = 1", 1))
+    assert "the key 'numeric' is not known (do you mean 'numerics'?)" in problem
+
+
+# ---- the standard stages ----------------------------------------------------------------------------------------
+
+
+def test_a_recipe_without_stages_gets_the_standard_six(tmp_path: Path) -> None:
+    written, default = load(write_recipe(tmp_path, STAGED)), load(write_recipe(tmp_path / "b"))
+    assert default.stages == written.stages
+
+
+def test_a_stage_that_an_action_needs_comes_between_classify_and_rewrite() -> None:
+    stages = standard_stages(["keep", "reblock", "dequantize", "reconcile", "no action"])
+    assert stages["dequantize"] == stages["reconcile"] == {"needs": ("classify",)}
+    assert stages["rewrite"]["needs"] == ("classify", "quantize", "scales", "dequantize", "reconcile")
+    assert len(stages) == 8
+
+
+# ---- words of the release before --------------------------------------------------------------------------------
+
+OLD = """\
+format = 1
+name = "old"
+
+[stages]
+scan = { needs = [] }
+classify = { needs = ["scan"] }
+quantise = { needs = ["classify"] }
+dequantise = { needs = ["classify"] }
+scales = { needs = ["quantise"] }
+rewrite = { needs = ["classify", "quantise", "dequantise", "scales"] }
+index = { needs = ["scan", "rewrite"] }
+
+[[family]]
+name = "all"
+match = "**"
+action = "dequantise"
+source_block = [8, 8]
+expect = 1
+"""
+
+
+def test_old_spellings_work_with_one_notice_each_at_its_line(tmp_path: Path) -> None:
+    recipe = load(write_recipe(tmp_path, OLD))
+    new = load(write_recipe(tmp_path / "new", OLD.replace("quantise", "quantize")))
+    assert recipe.model_dump() == new.model_dump()
+    path = tmp_path / "pipeline.toml"
+    words = "'dequantise' is now written 'dequantize'; the old word works for one more release"
+    assert recipe.notices == (
+        f"{path}:16: family 'all': action: {words}",
+        f"{path}:7: stages.quantise: {words.replace('dequant', 'quant')}",
+        f"{path}:8: stages.dequantise: {words}",
+    )
+
+
+def test_a_recipe_in_todays_words_has_no_notice(tmp_path: Path) -> None:
+    assert load(write_recipe(tmp_path)).notices == ()

@@ -29,6 +29,7 @@ from tests.pipeline.parents import (
     listing,
     micro_tensors,
     packed,
+    prepare,
     published,
     write_index,
     write_parent,
@@ -53,7 +54,7 @@ RECIPES: dict[str, tuple[str, str, type[ShardmillError], list[str]]] = {
         "expect = 4",
         "expect = 4\nexpekt = 4",
         RecipeError,
-        [":25: ", "'expekt' is not known"],
+        [":17: ", "'expekt' is not known"],
     ),
     "a glob without a match": (
         "attn.{q,k}.weight",
@@ -90,9 +91,14 @@ RECIPES: dict[str, tuple[str, str, type[ShardmillError], list[str]]] = {
         "block = [8, 8]",
         'block = [8, 8]\nnumerics = "none/1"',
         PlanError,
-        ["'none/1' are not known; they are amax/1"],
+        ["'none/1' are not known; choose from amax/1"],
     ),
-    "a stage that is not known": ("scan = {", "scam = {", RecipeError, ["'scam' is not known", "'scan'"]),
+    "a stage that is not known": (
+        "[[fused]]",
+        "[stages]\nscam = { needs = [] }\n\n[[fused]]",
+        RecipeError,
+        ["'scam' is not known", "'scan'"],
+    ),
     "a fused glob without a match": (
         'name = "attention input"\nmatch = "model.layers.*.attn.{q,k}.weight"',
         'name = "attention input"\nmatch = "model.layers.*.attn.{q,k,v}.weight"',
@@ -141,8 +147,8 @@ def test_a_fused_group_that_is_treated_unevenly_is_refused(parent: Path, tmp_pat
     recipe = RECIPE.replace("attn.{q,k}.weight", "attn.q.weight", 1).replace("expect = 4", "expect = 2")
     recipe = recipe.replace('"model.embed.weight"]', '"model.embed.weight", "model.layers.*.attn.k.weight"]')
     message = refused(parent, tmp_path / "out", PlanError, recipe)
-    assert "fused group 'attention input' at 0: its members are treated differently" in message
-    assert "model.layers.0.attn.k.weight: copy; model.layers.0.attn.q.weight: amax/1 [4,4]" in message
+    assert "fused group 'attention input' at 0: its members get different actions" in message
+    assert "model.layers.0.attn.k.weight: kept; model.layers.0.attn.q.weight: amax/1 [4,4]" in message
 
 
 def test_a_fused_group_of_which_a_member_is_missing_is_refused(tmp_path: Path) -> None:
@@ -246,7 +252,7 @@ def unindexed_tensor(parent: Path) -> None:
 
 def twice(parent: Path) -> None:
     extra = {"model.embed.weight": micro_tensors()[SHARDS[1]]["model.embed.weight"]}
-    write_shard(parent / "stale.safetensors", extra)
+    write_shard(parent / SCALES, extra)
 
 
 def index_leads_out(parent: Path) -> None:
@@ -282,7 +288,7 @@ def config_has_surrogates(parent: Path) -> None:
 
 
 PARENTS: list[tuple[Callable[[Path], None], str]] = [
-    (truncate, f"{SHARDS[2]}: .*cut short"),
+    (truncate, f"{SHARDS[2]}: .*truncated"),
     (lengthen, f"{SHARDS[2]}: .*followed by bytes that no tensor owns"),
     (empty, f"{SHARDS[2]}: 0 bytes are too few"),
     (overlap, f"{SHARDS[2]}: model.layers.1.attn.[kq].weight begins at byte .*: an overlap"),
@@ -291,13 +297,13 @@ PARENTS: list[tuple[Callable[[Path], None], str]] = [
     (missing_tensor, f"says that model.ghost is in {SHARDS[0]}, but no shard holds it"),
     (misplaced_tensor, f"says that model.embed.weight is in {SHARDS[0]}, but it is in {SHARDS[1]}"),
     (unindexed_tensor, "holds model.layers.1.norm.weight, which model.safetensors.index.json does not name"),
-    (twice, f"model.embed.weight: stands in two files, {SHARDS[1]} and stale.safetensors"),
+    (twice, f"model.embed.weight: is in two files, {SHARDS[1]} and {SCALES}"),
     (index_leads_out, "names '../secret.safetensors', which is not a .safetensors file beside it"),
     (index_is_garbage, "model.safetensors.index.json: is not valid JSON"),
     (index_is_a_list, "model.safetensors.index.json: is not a JSON object"),
     (index_maps_numbers, "weight_map must map tensor names to file names"),
-    (no_index, "has neither model.safetensors.index.json nor a single model.safetensors"),
-    (no_config, "has no config.json"),
+    (no_index, "safetensors files and no model.safetensors.index.json"),
+    (no_config, "config.json is missing"),
     (config_is_garbage, "config.json: is not valid JSON"),
     (config_has_surrogates, "config.json: is not valid JSON"),
 ]
@@ -321,7 +327,7 @@ def test_a_parent_that_is_not_there_or_no_folder_is_refused(tmp_path: Path) -> N
         with pytest.raises(CheckpointError, match="is not a folder; give the parent"):
             build(place, tmp_path / "out")
     (tmp_path / "empty").mkdir()
-    assert "has neither" in refused(tmp_path / "empty", tmp_path / "out", CheckpointError)
+    assert "is empty" in refused(tmp_path / "empty", tmp_path / "out", CheckpointError)
 
 
 def test_an_output_folder_that_is_the_parent_is_refused_whatever_it_is_called(
@@ -332,10 +338,10 @@ def test_an_output_folder_that_is_the_parent_is_refused_whatever_it_is_called(
     for out in (parent, tmp_path / "link", parent / ".." / "parent"):
         assert "is the parent itself" in refused(parent, out, BuildError)
     for out in (parent / "out", parent / "a" / "b", tmp_path / "link" / "out"):
-        assert "lie one inside the other" in refused(parent, out, BuildError)
+        assert "overlap: one contains the other" in refused(parent, out, BuildError)
     recipe = write_recipe(tmp_path / "recipes")
     before = listing(tmp_path)
-    with pytest.raises(BuildError, match="lie one inside the other"):
+    with pytest.raises(BuildError, match="overlap: one contains the other"):
         build(parent, tmp_path, recipe)
     assert listing(tmp_path) == before
 
@@ -372,7 +378,7 @@ def test_a_disk_without_room_is_refused_before_anything_is_made(
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10_000, 9_000, 1_000))
     out = tmp_path / "out"
-    with pytest.raises(BuildError, match=r"needs \d+ bytes and the disk has 1000 free; make room"):
+    with pytest.raises(BuildError, match=r"needs \d+ bytes and the disk has 1000 free; free some space"):
         build(parent, out)
     assert published(out) == {}
     assert list((out / STATE_FOLDER / "staging").iterdir()) == []
@@ -485,3 +491,24 @@ def test_a_parent_that_cannot_be_read_is_named(parent: Path, tmp_path: Path) -> 
     assert f"{SCALES}: cannot be read: Permission denied" in refused(
         parent, tmp_path / "out", CheckpointError
     )
+
+
+@pytest.mark.parametrize("axes", [("rows", "columns"), ("rows", "rows")])
+def test_two_parallel_tables_that_match_one_weight_are_refused(parent: Path, axes: tuple[str, str]) -> None:
+    """Like two families: which of them held would depend on their order."""
+    table = f"""
+[[parallel]]
+axis = "{axes[1]}"
+match = "model.layers.0.attn.q.weight"
+"""
+    with pytest.raises(PlanError) as refused:
+        prepare(parent, RECIPE + table)
+    name = "model.layers.0.attn.q.weight"
+    assert list(refused.value.problems) == [
+        f"{name}: two [[parallel]] tables match it ('{axes[0]}' and '{axes[1]}'); narrow one"
+    ]
+
+
+def test_two_globs_of_one_parallel_table_may_match_one_weight(parent: Path) -> None:
+    same = 'match = ["model.layers.*.attn.{q,k}.weight", "model.layers.0.attn.q.weight"]\n\n[[alias]]'
+    prepare(parent, RECIPE.replace('match = "model.layers.*.attn.{q,k}.weight"\n\n[[alias]]', same))

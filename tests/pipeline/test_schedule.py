@@ -168,7 +168,7 @@ def test_a_build_larger_than_the_memory_leaves_nothing_in_the_page_cache(
 ) -> None:
     """Each shard that was read and each that was written is let go; a smaller build lets nothing go."""
     let_go = []
-    monkeypatch.setattr("shardmill.pipeline.run.build.memory_bytes", lambda: memory)
+    monkeypatch.setattr("shardmill.pipeline.run.schedule.memory_bytes", lambda: memory)
     monkeypatch.setattr(
         "shardmill.pipeline.container.files.os.posix_fadvise", lambda fd, *rest: let_go.append(rest)
     )
@@ -182,7 +182,7 @@ def test_advice_that_the_system_refuses_stops_no_build(
     def refuse(*rest: object) -> None:
         raise OSError(22, "Invalid argument")
 
-    monkeypatch.setattr("shardmill.pipeline.run.build.memory_bytes", lambda: 1)
+    monkeypatch.setattr("shardmill.pipeline.run.schedule.memory_bytes", lambda: 1)
     monkeypatch.setattr("shardmill.pipeline.container.files.os.posix_fadvise", refuse)
     build(parent, tmp_path / "out")
     assert published(tmp_path / "out") == reference

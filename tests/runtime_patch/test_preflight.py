@@ -26,7 +26,7 @@ def write(folder, layers=None, conversions=None, model_type="glm5_next", **quant
         }
     (folder / "config.json").write_text(json.dumps(config))
     if conversions is not None:
-        manifest = {"format": "shardmill/manifest/1", "conversions": conversions}
+        manifest = {"format": "shardmill/manifest/2", "conversions": conversions}
         (folder / "shardmill.manifest.json").write_text(json.dumps(manifest))
     return folder
 
@@ -50,7 +50,7 @@ def findings(folder=None, **environ):
 
 def test_rerounded_scales_are_a_warning_with_figures(here, tmp_path):
     """[128,128] weights that vLLM would re-round are counted, with the error as stored and as served."""
-    write(tmp_path, {O_PROJ: ENTRY}, {f"{O_PROJ}.weight": {"recipe": "amax/1", "block": [128, 128]}})
+    write(tmp_path, {O_PROJ: ENTRY}, {f"{O_PROJ}.weight": {"numerics": "amax/1", "block": [128, 128]}})
     told = findings(tmp_path)[("warning", "VLLM_USE_DEEP_GEMM_E8M0")]
     assert "1 weights are re-rounded to UE8M0" in told
     assert "3.74 %" in told
@@ -59,7 +59,7 @@ def test_rerounded_scales_are_a_warning_with_figures(here, tmp_path):
 
 def test_scales_written_as_powers_of_two_need_no_warning(here, tmp_path):
     """A checkpoint of the recipe ue8m0/1 is served as stored."""
-    write(tmp_path, {O_PROJ: ENTRY}, {f"{O_PROJ}.weight": {"recipe": "ue8m0/1", "block": [128, 128]}})
+    write(tmp_path, {O_PROJ: ENTRY}, {f"{O_PROJ}.weight": {"numerics": "ue8m0/1", "block": [128, 128]}})
     assert findings(tmp_path) == {}
 
 
@@ -73,14 +73,14 @@ def test_scales_written_as_powers_of_two_need_no_warning(here, tmp_path):
         (
             {
                 "layers": {O_PROJ: ENTRY},
-                "conversions": {f"{O_PROJ}.weight": {"recipe": "amax/1", "block": [32, 32]}},
+                "conversions": {f"{O_PROJ}.weight": {"numerics": "amax/1", "block": [32, 32]}},
             },
             r"converted with block \[32, 32\], but config.json says 128",
         ),
         (
             {
                 "layers": {O_PROJ: ENTRY},
-                "conversions": {"lm_head.weight": {"recipe": "amax/1", "block": [128, 128]}},
+                "conversions": {"lm_head.weight": {"numerics": "amax/1", "block": [128, 128]}},
             },
             "says nothing of it",
         ),
@@ -97,8 +97,8 @@ def test_a_checkpoint_that_would_be_served_wrong(here, tmp_path, arguments, told
 def test_another_manifest_format_is_refused(tmp_path):
     """A manifest of a format that this version does not know is not guessed at."""
     write(tmp_path, {O_PROJ: ENTRY})
-    (tmp_path / "shardmill.manifest.json").write_text('{"format": "shardmill/manifest/2"}')
-    with pytest.raises(PatchError, match="expected shardmill/manifest/1"):
+    (tmp_path / "shardmill.manifest.json").write_text('{"format": "shardmill/manifest/9"}')
+    with pytest.raises(PatchError, match="expected shardmill/manifest/1 or shardmill/manifest/2"):
         checkpoint.read(tmp_path)
 
 

@@ -149,7 +149,7 @@ def tiny() -> Model:
         "text_config": {"num_hidden_layers": 1},
         "quantization_config": quantization,
     }
-    conversion = {"family": "q", "recipe": "amax/1", "block": [32, 32]}
+    conversion = {"family": "q", "numerics": "amax/1", "block": [32, 32]}
     return Model(
         {"model-00001-of-00001.safetensors": tensors}, config, manifest={"conversions": {q: conversion}}
     )

@@ -115,7 +115,7 @@ def _recover(two: Two, claimed: int) -> None:
     shard = two.child.find(Q)
     shard[Q], shard[f"{Q}_scale_inv"] = raw, scale
     conversions = two.child.manifest["conversions"]  # type: ignore[index]
-    conversions[Q] = {**conversions[Q], "recipe": "recover/1", "blocks": 16, "exact_blocks": claimed}
+    conversions[Q] = {**conversions[Q], "numerics": "recover/1", "blocks": 16, "exact_blocks": claimed}
 
 
 def test_blocks_that_decode_to_the_parents_bits_prove_recover(two: Two) -> None:
@@ -131,7 +131,7 @@ def test_a_false_claim_of_lossless_blocks_is_found(two: Two) -> None:
 
 
 def test_an_unknown_recipe_is_said(two: Two) -> None:
-    two.child.manifest["conversions"][Q]["recipe"] = "amax/2"  # type: ignore[index]
+    two.child.manifest["conversions"][Q]["numerics"] = "amax/2"  # type: ignore[index]
     assert _slugs(two.ask(reproduce, None)) == ["recipe-unknown"]
 
 
@@ -290,7 +290,7 @@ def test_a_child_that_names_its_scales_weight_scale_is_held_to_its_record_too(tm
         if f"{name}_scale" in child.names:
             shard = child.find(name)
             shard[name], shard[f"{name}_scale"] = encoded(parent[name], 128)
-            conversions[name] = {"family": "all", "recipe": "amax/1", "block": [128, 128]}
+            conversions[name] = {"family": "all", "numerics": "amax/1", "block": [128, 128]}
     digests = {name: xxhash.xxh3_128_hexdigest(parent[name].data) for name in conversions}
     child.manifest = {"conversions": conversions, "sources": digests}
     child.write(tmp_path / "child")

@@ -11,7 +11,6 @@ from typing import Any, get_args
 
 import click
 
-from shardmill.verify.accept.bound import remember_run
 from shardmill.verify.accept.client import Client
 from shardmill.verify.accept.identity import Identity, IdentityError, ask_identity, checkpoint_digest
 from shardmill.verify.accept.items import Item, Kind, list_items
@@ -48,7 +47,7 @@ def accept() -> None:
 @click.argument("url")
 @_protocol
 @_key
-@click.option("-o", "out", metavar="FILE", required=True, help="Where the tokens go.")
+@click.option("-o", "--out", "out", metavar="FILE", required=True, help="Where the tokens go.")
 def freeze_command(url: str, protocol_name: str, key: str | None, out: str) -> None:
     """Turn the protocol's texts into token ids by the server's own tokenizer, once, for both sides.
 
@@ -63,7 +62,9 @@ def freeze_command(url: str, protocol_name: str, key: str | None, out: str) -> N
 
 @accept.command("record")
 @click.argument("url")
-@click.option("-o", "out", metavar="RUN", required=True, help="The run's folder; an unfinished one goes on.")
+@click.option(
+    "-o", "--out", "out", metavar="RUN", required=True, help="The run's folder; an unfinished one goes on."
+)
 @_protocol
 @_tokens
 @_key
@@ -106,8 +107,6 @@ def record_command(
     identity = _sentences(lambda: _identity(client, checkpoint, rung, image, flags))
     items = [i for i in list_items(protocol, tokens, identity.max_model_len) if not only or i.kind in only]
     run = _sentences(lambda: _record(client, identity, Path(out), protocol, tokens, items, equal_to))
-    if checkpoint:
-        remember_run(Path(checkpoint), Path(out))
     failed = sum(not row.ok and row.failure != "skipped" for row in run.rows.values())
     skipped = sum(row.failure == "skipped" for row in run.rows.values())
     click.echo(f"{out}: {len(run.rows)} answers, {failed} failed, {skipped} too long for this server")
@@ -179,7 +178,9 @@ def compare_command(
     comparison = _sentences(lambda: compare(base, test, protocol, items, noise=floor, variant=other))
     if card:
         Path(card).write_text(report.markdown(comparison) + "\n", encoding="utf-8")
-    click.echo(json.dumps(report.as_json(comparison)) if as_json else "\n".join(report.lines(comparison)))
+    click.echo(
+        json.dumps(report.as_json(comparison), indent=2) if as_json else "\n".join(report.lines(comparison))
+    )
     sys.exit(0 if comparison.verdict == "PASS" else 1)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from shardmill.verify.accept.identity import Identity, IdentityError, parse_identity
 from shardmill.verify.accept.items import Item
 from shardmill.verify.accept.protocol import digest_of
+from shardmill.verify.reading.atomic import write_whole
 
 FORMAT = "shardmill/accept-run/1"
 
@@ -94,9 +95,7 @@ def start_run(folder: Path, identity: Identity, protocol: str, tokens: str) -> N
         return
     folder.mkdir(parents=True, exist_ok=True)
     head = {"format": FORMAT, "identity": asdict(identity), "protocol": protocol, "tokens": tokens}
-    temporary = folder / "run.json.part"
-    temporary.write_text(json.dumps(head, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, (json.dumps(head, indent=2) + "\n").encode())
 
 
 def _drop_cut_line(path: Path) -> None:
@@ -135,7 +134,7 @@ def add_notes(folder: Path, **notes: Any) -> None:
     """Figures that belong to no single request, such as counters and the memory watermark."""
     path = folder / "notes.json"
     old = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    path.write_text(json.dumps({**old, **notes}, indent=2) + "\n", encoding="utf-8")
+    write_whole(path, (json.dumps({**old, **notes}, indent=2) + "\n").encode())
 
 
 def read_head(folder: Path) -> Head:

@@ -32,7 +32,7 @@ QUESTIONS: Mapping[str, tuple[str, str]] = {  # question -> (module:command, one
     ),
     "reproduce": (
         "shardmill.verify.commands.pairs:reproduce_command",
-        "Are the blocks what their recipe makes of the parent?",
+        "Are the blocks what their numerics make of the parent?",
     ),
     "sign": ("shardmill.verify.commands.signature:sign_command", "Sign it, with a provenance statement."),
     "signature": (

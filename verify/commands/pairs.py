@@ -68,20 +68,24 @@ def roundtrip_command(
 @click.option("--all", "everything", is_flag=True, help="Every block.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the drawing.")
 @click.option(
-    "--recipe", type=click.Choice(RECIPES), help="Of a checkpoint without a manifest.  [default: amax/1]"
+    "--numerics",
+    "--recipe",  # its name before manifest format 2, for one release
+    "numerics",
+    type=click.Choice(RECIPES),
+    help="Of a checkpoint without a manifest.  [default: amax/1]  (--recipe is its old name.)",
 )
 @as_json
 def reproduce_command(
-    place: str, parent: str, blocks: int, everything: bool, seed: int, recipe: str | None, as_json: bool
+    place: str, parent: str, blocks: int, everything: bool, seed: int, numerics: str | None, as_json: bool
 ) -> None:
-    """Are the blocks in DIR, bit for bit, what their recipe makes of the parent?
+    """Are the blocks in DIR, bit for bit, what their numerics make of the parent?
 
     \b
     Example: shardmill verify reproduce build/checkpoint --parent build/toy-parent --all
     """
     source, origin = source_at(place), source_at(parent)
     with Bar() as bar:
-        report = reproduce(source, origin, None if everything else blocks, seed, recipe, bar)
+        report = reproduce(source, origin, None if everything else blocks, seed, numerics, bar)
     _refuse_unasked(report, "blocks")
     answer(report, as_json, source, origin)
 

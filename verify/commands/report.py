@@ -11,8 +11,9 @@ import click
 from shardmill.pipeline.commands.options import json_option
 from shardmill.pipeline.errors import BuildError, CheckpointError
 from shardmill.verify.commands.options import Bar, source_at
+from shardmill.verify.reading.atomic import write_whole
 from shardmill.verify.report.facts import Facts
-from shardmill.verify.report.gather import gather
+from shardmill.verify.report.gather import NoManifestError, gather
 from shardmill.verify.rules.findings import UnreadableError
 
 Renderer = Callable[[Facts], str]
@@ -23,6 +24,7 @@ PAGE, CARD, FACTS = "report.html", "card.md", "report.json"
 @click.argument("place", metavar="DIR")
 @click.option("--parent", metavar="DIR", help="The checkpoint that it was made from; without it, no errors.")
 @click.option(
+    "-o",
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("report"),
@@ -46,6 +48,8 @@ def report(place: str, parent: str | None, out: Path, as_json: bool) -> None:
     try:
         with Bar() as bar:
             facts = gather(source, origin, bar)
+    except NoManifestError as error:
+        raise CheckpointError(str(error)) from None
     except UnreadableError as error:
         finding = error.finding
         raise CheckpointError(
@@ -73,8 +77,6 @@ def _write(out: Path, texts: dict[str, str]) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            half = out / f".{name}.part"
-            half.write_text(text, encoding="utf-8", errors="backslashreplace")
-            half.replace(out / name)
+            write_whole(out / name, text.encode(errors="backslashreplace"))
     except OSError as error:
         raise BuildError(f"{out}: cannot be written: {error.strerror}; choose another --out") from None

@@ -136,7 +136,7 @@ def _lines(facts: Facts, answer: Answer, with_ladder: bool, log: str | None, as_
             {"term": r.term, "low": r.low, "high": r.high, "logged": r.logged, "residual": r.residual}
             for r in compared
         ]
-        return [json.dumps(value)]
+        return [json.dumps(value, indent=2)]
     lines = list(show.as_text(answer, rungs, fork, facts.faults))
     return [*lines, "", f"Predicted against {log}:", *show.log_text(compared)] if log else lines
 

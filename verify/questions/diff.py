@@ -16,6 +16,7 @@ from shardmill.verify.formats.values import place_of
 from shardmill.verify.questions.roundtrip import loss_of, pairs_of
 from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
 from shardmill.verify.reading.header import DTYPE_BITS, Tensor
+from shardmill.verify.reading.progress import Progress
 from shardmill.verify.reading.source import Source
 from shardmill.verify.reading.stream import FileJob, Task, stream
 from shardmill.verify.reading.threads import pinned
@@ -106,13 +107,8 @@ def _compare(
         FileJob(file, new.files[file], False, tuple(sorted(tasks, key=lambda task: task.tensor.begin)))
         for file, tasks in to_read.items()
     ]
-    total, done = sum(job.bytes for job in jobs), [0]
-
-    def told(count: int) -> None:
-        done[0] += count
-        progress(done[0], total)
-
-    results = stream(new.source, jobs, old.source, told)
+    done = Progress(sum(job.bytes for job in jobs), progress)
+    results = stream(new.source, jobs, old.source, done.add)
     for job in jobs:
         unequal = results[job.file].unequal
         what.changed |= unequal

@@ -19,12 +19,13 @@ from shardmill.verify.questions.structure import structure_faults
 from shardmill.verify.reading.checkpoint import Checkpoint, is_plain_path, open_checkpoint
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.reading.manifest import MANIFEST, Manifest
+from shardmill.verify.reading.progress import Progress
 from shardmill.verify.reading.source import Source
 from shardmill.verify.reading.stream import FileJob, FileResult, Task, stream
 from shardmill.verify.rules.findings import Finding, Report
 
-# Signatures and provenance are made after the manifest and vouch for it; they can't be listed in it.
 SMALL_BYTES_MAX = 4 << 20  # of files whose sha256 a remote place does not state; these are read
+# Signatures and provenance are made after the manifest and vouch for it; they can't be listed in it.
 AFTER_THE_MANIFEST = ("model.sig", "provenance.intoto.json")
 
 
@@ -105,20 +106,17 @@ def _manifest_faults(checkpoint: Checkpoint, manifest: Manifest) -> Iterator[Fin
     yield from _conversion_faults(checkpoint, manifest)
 
 
-_DEQUANTIZED = "dequantize/1"  # the record of codes that became BF16
-
-
 def _conversion_faults(checkpoint: Checkpoint, manifest: Manifest) -> Iterator[Finding]:
     """Each weight that the manifest says was converted is there, in codes, with scales for the recorded blocks.
 
-    A conversion by a recipe of another kind (packed codes, codes decoded to floats) is held to its digests alone.
+    A conversion by numerics of another kind (packed codes, codes decoded to floats) is held to its digests alone.
     """
     for name, conversion in manifest.conversions.items():
         weight = checkpoint.tensors.get(name)
         scale = checkpoint.tensors.get(f"{name}_scale_inv") or checkpoint.tensors.get(f"{name}_scale")
         if weight is None:
             yield Finding("conversion-record", MANIFEST, name, "the converted weight", "no such tensor")
-        elif conversion.recipe not in RECIPES:
+        elif conversion.numerics not in RECIPES:
             continue
         elif weight.dtype != "F8_E4M3" or len(weight.shape) < 2 or scale is None:
             yield Finding(
@@ -141,14 +139,8 @@ def _data(
     checkpoint = opened.checkpoint
     jobs = list(_jobs(opened, origin))
     sources = origin.source_jobs() if origin is not None else []
-    total = sum(job.bytes for job in (*jobs, *sources))
-    done = [0]
-
-    def told(count: int) -> None:
-        done[0] += count
-        progress(done[0], total)
-
-    results = stream(checkpoint.source, jobs, parent, told)
+    done = Progress(sum(job.bytes for job in (*jobs, *sources)), progress)
+    results = stream(checkpoint.source, jobs, parent, done.add)
     for result in results.values():
         report.add(*result.findings)
         if checkpoint.manifest is not None:
@@ -161,7 +153,7 @@ def _data(
     if checkpoint.manifest is not None:
         report.checks("digests")
     if origin is not None and parent is not None:
-        report.add(*origin.source_faults(stream(parent, sources, None, told)))
+        report.add(*origin.source_faults(stream(parent, sources, None, done.add)))
         report.checks("parent")
 
 

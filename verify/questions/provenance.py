@@ -1,8 +1,9 @@
 """The provenance statement: what the manifest says of the making, in the words of in-toto and SLSA.
 
 Derived from the manifest alone, so that it can be written again and compared. Subjects are the published files with
-their sha256; the parent's revision and the digests of the tensors that were converted are resolved dependencies; the
-recipe and its numerics are external parameters. It is signed with the files, not by itself.
+their sha256; the parent's revision, the recipe's TOML (not in manifest format 1) and the digests of the tensors that
+were converted are resolved dependencies; the recipe's name and its numerics are external parameters. It is signed
+with the files, not by itself.
 """
 
 from __future__ import annotations
@@ -51,4 +52,5 @@ def _dependencies(manifest: Manifest) -> list[dict[str, Any]]:
         parent["digest"] = {"gitCommit": revision}
     sources = {name: digest for shard in manifest.shards.values() for name, digest in shard.sources.items()}
     tensors = [{"name": name, "digest": {"xxh3-128": digest}} for name, digest in sorted(sources.items())]
-    return [parent, *tensors]
+    recipe = [{"name": "recipe", "digest": {"sha256": digest}} for digest in manifest.recipe_digests]
+    return [parent, *recipe, *tensors]

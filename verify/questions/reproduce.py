@@ -7,6 +7,7 @@ what that comes to. With every block compared, nothing is left to chance.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +21,7 @@ from shardmill.verify.formats.schemes import FLOATS, quantized
 from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.reading.manifest import MANIFEST
+from shardmill.verify.reading.progress import Progress
 from shardmill.verify.reading.source import Source
 from shardmill.verify.reading.threads import pinned
 from shardmill.verify.rules.findings import Finding, Report
@@ -43,7 +45,7 @@ class Weight:
     scales: Tensor
     parent: Tensor
     block: Block
-    recipe: str
+    numerics: str
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -67,29 +69,34 @@ def reproduce(
     parent: Source,
     blocks: int | None = BLOCKS,
     seed: int = 0,
-    recipe: str | None = None,
+    numerics: str | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Report:
-    """`blocks`: how many, None for all. `recipe`: of a checkpoint without a manifest."""
+    """`blocks`: how many, None for all. `numerics`: of a checkpoint without a manifest."""
     report = Report("reproduce")
     child = open_checkpoint(source, report)
     origin = open_checkpoint(parent, Report("reproduce"))
-    weights = list(converted(child, origin, recipe, report))
+    weights = list(converted(child, origin, numerics, report))
     total = sum(weight.blocks for weight in weights)
     if not total:
         report.leaves_out("blocks", "no weight here was converted from a float weight of that parent")
         return report
     chosen = _choose(weights, blocks, seed)
-    goal, done = sum(len(places) for places in chosen), [0]
+    goal = sum(len(places) for places in chosen)
+    done = Progress(goal, progress)
 
     def check(place: int, opened: tuple[OpenFiles, OpenFiles]) -> Count:
         count = _check(weights[place], chosen[place], *opened)
-        done[0] += count.compared
-        progress(done[0], goal)
+        done.add(count.compared)
         return count
 
     with_blocks = [place for place in range(len(weights)) if len(chosen[place])]
-    counts = pinned(check, with_blocks, lambda: (OpenFiles(source), OpenFiles(parent)))
+    with ExitStack() as of_threads:  # each thread holds its own files open, until the last is done
+
+        def open_both() -> tuple[OpenFiles, OpenFiles]:
+            return of_threads.enter_context(OpenFiles(source)), of_threads.enter_context(OpenFiles(parent))
+
+        counts = pinned(check, with_blocks, open_both)
     for count in counts:
         report.add(*count.findings)
     if goal == total:
@@ -101,7 +108,9 @@ def reproduce(
     return report
 
 
-def converted(child: Checkpoint, parent: Checkpoint, recipe: str | None, report: Report) -> Iterator[Weight]:
+def converted(
+    child: Checkpoint, parent: Checkpoint, numerics: str | None, report: Report
+) -> Iterator[Weight]:
     """The weights in block FP8 here that are floats of the same shape in the parent."""
     manifest = child.manifest
     declared = declaration(child.quantization)[0] if child.quantization else None
@@ -127,7 +136,7 @@ def converted(child: Checkpoint, parent: Checkpoint, recipe: str | None, report:
         if not all((child.readable(linear.weight), child.readable(scales), parent.readable(theirs))):
             continue
         conversion = manifest.conversions.get(name) if manifest is not None else None
-        made_by = conversion.recipe if conversion is not None else recipe or "amax/1"
+        made_by = conversion.numerics if conversion is not None else numerics or "amax/1"
         block = conversion.block if conversion is not None else block_of(linear, declared)
         if made_by not in RECIPES or scales.dtype != "F32":
             got = f"{made_by} with scales in {scales.dtype}"
@@ -175,13 +184,13 @@ def _check(weight: Weight, places: NDArray[np.int64], ours: OpenFiles, theirs: O
 def _compare(
     weight: Weight, source: NDArray[np.float32], scale: np.float32, codes: NDArray[np.uint8], count: Count
 ) -> tuple[str, str] | None:
-    """(expected, got) where a block is not what its recipe makes, else None."""
+    """(expected, got) where a block is not what its numerics make, else None."""
     if not np.isfinite(source).all():
         return "a finite block in the parent", "NaN or infinity"
-    if weight.recipe == "recover/1" and weight.parent.dtype == "BF16" and decodes_to(source, scale, codes):
+    if weight.numerics == "recover/1" and weight.parent.dtype == "BF16" and decodes_to(source, scale, codes):
         count.exact += 1
         return None
-    want_scale, want_codes = encode_block(source, weight.recipe)
+    want_scale, want_codes = encode_block(source, weight.numerics)
     if np.float32(scale).tobytes() != want_scale.tobytes():
         return f"scale {want_scale!r}", f"scale {scale!r}"
     if np.array_equal(codes, want_codes):

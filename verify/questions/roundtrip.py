@@ -26,6 +26,7 @@ from shardmill.verify.formats.matrices import (
 )
 from shardmill.verify.formats.schemes import FLOATS, PACKED, Linear, quantized, split_name
 from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
+from shardmill.verify.reading.progress import Progress
 from shardmill.verify.reading.source import Source
 from shardmill.verify.reading.threads import pinned
 from shardmill.verify.rules.findings import Finding, Report
@@ -115,12 +116,11 @@ def roundtrip(
     if not pairs:
         report.leaves_out("values", "no weight of the parent has another form here")
         return report
-    total, done = sum(pair.child.tensor.bytes for pair in pairs), [0]
+    done = Progress(sum(pair.child.tensor.bytes for pair in pairs), progress)
 
     def measure(pair: Pair, _: None) -> Loss:
         loss = loss_of(pair, source, parent)
-        done[0] += pair.child.tensor.bytes
-        progress(done[0], total)
+        done.add(pair.child.tensor.bytes)
         return loss
 
     losses = pinned(measure, sorted(pairs, key=lambda pair: -pair.child.tensor.bytes), lambda: None)

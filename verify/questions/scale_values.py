@@ -18,6 +18,7 @@ from shardmill.verify.formats.schemes import SCALE_DTYPES, Linear
 from shardmill.verify.formats.values import SCALE_LAWS, ElementCheck
 from shardmill.verify.reading.checkpoint import Checkpoint
 from shardmill.verify.reading.header import Tensor
+from shardmill.verify.reading.progress import Progress
 from shardmill.verify.reading.stream import FileJob, Task, stream
 from shardmill.verify.rules.findings import Finding, Report
 
@@ -116,13 +117,8 @@ def read_scales(
     for part in sorted(parts, key=lambda part: (part.file, part.begin)):
         by_file.setdefault(part.file, []).append(Task(part, watch=partial(_Reader, scales[part.name])))
     jobs = [FileJob(file, checkpoint.files[file], False, tuple(tasks)) for file, tasks in by_file.items()]
-    total, done = sum(job.bytes for job in jobs), [0]
-
-    def told(count: int) -> None:
-        done[0] += count
-        progress(done[0], total)
-
-    for result in stream(checkpoint.source, jobs, progress=told).values():
+    done = Progress(sum(job.bytes for job in jobs), progress)
+    for result in stream(checkpoint.source, jobs, progress=done.add).values():
         report.add(*result.findings)
     return {name: scale for name, scale in scales.items() if scale.count}
 

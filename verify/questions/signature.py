@@ -6,12 +6,12 @@ folders are left out of it. Nothing is asked of a network.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 from shardmill.verify.questions.integrity import integrity
 from shardmill.verify.questions.provenance import PROVENANCE, statement, statement_bytes
+from shardmill.verify.reading.atomic import write_whole
 from shardmill.verify.reading.checkpoint import open_checkpoint
 from shardmill.verify.reading.manifest import canonical
 from shardmill.verify.reading.source import Folder, read
@@ -34,7 +34,7 @@ def sign(folder: Path, private_key: Path, password: str | None) -> Report:
         return report
     manifest = open_checkpoint(Folder(folder), Report("sign")).manifest
     if manifest is not None:
-        _put(folder / PROVENANCE, statement_bytes(manifest))
+        write_whole(folder / PROVENANCE, statement_bytes(manifest))
     try:
         signer = library.signing.Config().use_elliptic_key_signer(private_key=private_key, password=password)
     except (ValueError, TypeError, OSError) as error:
@@ -105,13 +105,3 @@ def _library() -> Any:
             f"needs model-signing ({error}); `pip install 'shardmill[sign]'` brings it."
         ) from None
     return model_signing
-
-
-def _put(path: Path, data: bytes) -> None:
-    """Writes a small file whole or not at all."""
-    staged = path.with_name(f".{path.name}.new")
-    with staged.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    staged.replace(path)

@@ -1,7 +1,8 @@
 """`shardmill.manifest.json` as the judge reads it: strictly, by the published form alone.
 
 Canonical JSON: keys sorted, no spaces, ASCII, no float, one LF at the end. `self` is the sha256 of the canonical JSON
-without that key.
+without that key. Format 2 has the families and the recipe's text, which format 1 lacks; a conversion's numerics are
+called `recipe` in format 1.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
 from typing import Any
 
 from shardmill.verify.reading import bounded_json
@@ -18,7 +19,9 @@ from shardmill.verify.reading.bounded_json import BadJsonError
 from shardmill.verify.rules.findings import Finding
 
 MANIFEST = "shardmill.manifest.json"
-FORMAT = "shardmill/manifest/1"
+FORMAT_1, FORMAT_2 = "shardmill/manifest/1", "shardmill/manifest/2"
+
+_BLOCKS = ("block", "source_block")  # of a conversion; `source_block`, of a reblocked weight, is the parent's
 
 _HEX64, _HEX32 = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{32}")
 
@@ -41,23 +44,42 @@ class ShardRecord:
 @dataclass(frozen=True, slots=True)
 class Conversion:
     family: str
-    recipe: str
+    numerics: str
     block: tuple[int, int]
     counts: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyRecord:
+    """A family of the recipe: what was done with its tensors, why, and their bytes before and after."""
+
+    name: str
+    action: str
+    reason: str | None
+    tensors: int
+    bytes_before: int
+    bytes_after: int  # without the scales
+    scale_bytes: int
+    block: tuple[int, int] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
     plan_key: str
     parent: dict[str, str | None]
-    recipe: str
+    parent_verified: bool
+    recipe: str  # its name
+    recipe_digests: tuple[str, ...]  # sha256 of its TOML and of each recipe that it extends; none in format 1
     numerics: tuple[str, ...]
     files: dict[str, FileRecord]
     shards: dict[str, ShardRecord]
     conversions: dict[str, Conversion]
+    families: tuple[FamilyRecord, ...]  # none in format 1
     dropped: tuple[str, ...]
     renamed: dict[str, str]  # parent's name -> name here
     repairs: tuple[dict[str, Any], ...]
+    algorithms: dict[str, str]
+    self_digest: str
 
 
 def canonical(value: object) -> bytes:
@@ -79,30 +101,51 @@ def parse_manifest(data: bytes) -> tuple[Manifest | None, list[Finding]]:
     own = hashlib.sha256(canonical({key: item for key, item in value.items() if key != "self"})).hexdigest()
     if own != value["self"]:
         findings.append(Finding("manifest-self", MANIFEST, "", own, value["self"]))
+    for layer in value["recipe"]["layers"] if value["format"] == FORMAT_2 else []:
+        if (text_digest := hashlib.sha256(layer["toml"].encode()).hexdigest()) != layer["sha256"]:
+            findings.append(
+                Finding("manifest-self", MANIFEST, "", text_digest, f"{layer['sha256']} of the recipe")
+            )
     return _manifest(value), findings
 
 
 def _manifest(value: dict[str, Any]) -> Manifest:
+    new = value["format"] == FORMAT_2
     return Manifest(
         plan_key=value["plan_key"],
         parent=value["parent"],
-        recipe=value["recipe"],
+        parent_verified=value["parent_verified"],
+        recipe=value["recipe"]["name"] if new else value["recipe"],
+        recipe_digests=tuple(layer["sha256"] for layer in value["recipe"]["layers"]) if new else (),
         numerics=tuple(value["numerics"]),
         files={name: FileRecord(row["bytes"], row["sha256"]) for name, row in value["files"].items()},
         shards={
             name: ShardRecord(row["rewritten"], row["tensors"], row["sources"])
             for name, row in value["shards"].items()
         },
-        conversions={name: _conversion(row) for name, row in value["conversions"].items()},
+        conversions={
+            name: _conversion(row, _NUMERICS[value["format"]]) for name, row in value["conversions"].items()
+        },
+        families=tuple(_family(row) for row in value["families"]) if new else (),
         dropped=tuple(value["dropped"]),
         renamed=value["renamed"],
         repairs=tuple(value["repairs"]),
+        algorithms=value["algorithms"],
+        self_digest=value["self"],
     )
 
 
-def _conversion(row: dict[str, Any]) -> Conversion:
-    counts = {key: item for key, item in row.items() if key not in ("family", "recipe", "block")}
-    return Conversion(row["family"], row["recipe"], (row["block"][0], row["block"][1]), counts)
+_NUMERICS = {FORMAT_1: "recipe", FORMAT_2: "numerics"}  # the key of a conversion that names its numerics
+
+
+def _conversion(row: dict[str, Any], numerics: str) -> Conversion:
+    counts = {key: item for key, item in row.items() if key not in ("family", numerics, *_BLOCKS)}
+    return Conversion(row["family"], row[numerics], (row["block"][0], row["block"][1]), counts)
+
+
+def _family(row: dict[str, Any]) -> FamilyRecord:
+    block = row["block"]
+    return FamilyRecord(**{**row, "block": (block[0], block[1]) if block is not None else None})
 
 
 def _wrong_form(value: Any) -> Iterator[tuple[str, str]]:
@@ -110,17 +153,19 @@ def _wrong_form(value: Any) -> Iterator[tuple[str, str]]:
     if not isinstance(value, dict):
         yield "an object", type(value).__name__
         return
-    if value.get("format") != FORMAT:
-        yield FORMAT, repr(value.get("format"))
+    written = value.get("format")
+    form = _FORMS.get(written) if isinstance(written, str) else None
+    if form is None:
+        yield f"{FORMAT_1} or {FORMAT_2}", repr(written)[:120]
         return
-    for key, fits in _FORM.items():
+    for key, fits in form.items():
         if key not in value:
             yield f"the key {key!r}", "none"
         elif not fits(value[key]):
-            yield f"{key!r} of the form {FORMAT}", repr(value[key])[:120]
-    unknown = sorted(set(value) - set(_FORM) - {"format"})
+            yield f"{key!r} of the form {written}", repr(value[key])[:120]
+    unknown = sorted(set(value) - set(form) - {"format"})
     if unknown:
-        yield f"only keys of {FORMAT}", ", ".join(unknown[:5])
+        yield f"only keys of {written}", ", ".join(unknown[:5])
 
 
 def _hex64(item: Any) -> bool:
@@ -164,29 +209,70 @@ def _shard(item: Any) -> bool:
     return fine and _map(item["tensors"], _hex32) and _map(item["sources"], _hex32)
 
 
-def _conversion_row(item: Any) -> bool:
-    if not isinstance(item, dict) or not {"family", "recipe", "block"} <= set(item):
+def _block(item: Any) -> bool:
+    return isinstance(item, list) and len(item) == 2 and all(_count(side) and side for side in item)
+
+
+def _conversion_row(item: Any, numerics: str) -> bool:
+    if not isinstance(item, dict) or not {"family", numerics, "block"} <= set(item):
         return False
-    block = item["block"]
-    fine = isinstance(block, list) and len(block) == 2 and all(_count(side) and side for side in block)
-    counts = (part for key, part in item.items() if key not in ("family", "recipe", "block"))
-    return fine and _text(item["family"]) and _text(item["recipe"]) and all(map(_count, counts))
+    counts = (part for key, part in item.items() if key not in ("family", numerics, *_BLOCKS))
+    fine = (
+        all(_block(item[key]) for key in _BLOCKS if key in item)
+        and _text(item["family"])
+        and _text(item[numerics])
+    )
+    return fine and all(map(_count, counts))
 
 
-_FORM = {
+def _family_row(item: Any) -> bool:
+    if not isinstance(item, dict) or set(item) != {field.name for field in fields(FamilyRecord)}:
+        return False
+    sizes = (item[key] for key in ("tensors", "bytes_before", "bytes_after", "scale_bytes"))
+    fine = _text(item["name"]) and _text(item["action"]) and all(map(_count, sizes))
+    return fine and all(
+        item[key] is None or fits(item[key]) for key, fits in (("reason", _text), ("block", _block))
+    )
+
+
+def _recipe(item: Any) -> bool:
+    if not isinstance(item, dict) or set(item) != {"name", "layers"} or not isinstance(item["layers"], list):
+        return False
+    return _text(item["name"]) and all(_layer(layer) for layer in item["layers"])
+
+
+def _layer(item: Any) -> bool:
+    if not isinstance(item, dict) or set(item) != {"toml", "sha256"} or not _hex64(item["sha256"]):
+        return False
+    return _text(item["toml"]) and not any("\ud800" <= sign <= "\udfff" for sign in item["toml"])
+
+
+_FORM_OF_BOTH: dict[str, Callable[[Any], bool]] = {
     "plan_key": _text,
     "parent": _parent,
     "parent_verified": lambda item: isinstance(item, bool),
-    "recipe": _text,
     "numerics": _texts,
     "algorithms": lambda item: (
         isinstance(item, dict) and item.get("tensor") == "xxh3-128" and item.get("file") in ("sha256", "none")
     ),
     "files": lambda item: _map(item, _file),
     "shards": lambda item: _map(item, _shard),
-    "conversions": lambda item: _map(item, _conversion_row),
     "dropped": _texts,
     "renamed": lambda item: _map(item, _text),
     "repairs": lambda item: isinstance(item, list) and all(isinstance(part, dict) for part in item),
     "self": _hex64,
+}
+
+_FORMS: dict[str, dict[str, Callable[[Any], bool]]] = {
+    FORMAT_1: {
+        **_FORM_OF_BOTH,
+        "recipe": _text,
+        "conversions": lambda item: _map(item, lambda row: _conversion_row(row, "recipe")),
+    },
+    FORMAT_2: {
+        **_FORM_OF_BOTH,
+        "recipe": _recipe,
+        "conversions": lambda item: _map(item, lambda row: _conversion_row(row, "numerics")),
+        "families": lambda item: isinstance(item, list) and all(map(_family_row, item)),
+    },
 }

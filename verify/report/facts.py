@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-FORMAT = "shardmill/report/1"
+FORMAT = "shardmill/report/2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,9 @@ class Weight:
     file: str
     shape: tuple[int, ...]
     block: tuple[int, int]
-    recipe: str
-    blocks: int | None  # None where its recipe counts none
-    exact_blocks: int | None  # that decode to the parent's bits, as the recipe counted them
+    numerics: str
+    blocks: int | None  # None where its numerics count none
+    exact_blocks: int | None  # that decode to the parent's bits, as the numerics counted them
     rerounded: bool  # the runtime makes powers of two of its scales
     error: Error | None
 
@@ -66,7 +66,7 @@ class Family:
     action: str
     reason: str | None
     block: tuple[int, int] | None
-    recipes: tuple[str, ...]
+    numerics: tuple[str, ...]
     tensors: int
     bytes_before: int | None
     bytes_after: int  # scales left out

@@ -1,18 +1,16 @@
-"""Gathers the Facts of a checkpoint: its manifest, headers, README, what `verify lint` finds and what weights lost."""
+"""Gathers the Facts of a checkpoint: its manifest, headers, what `verify lint` finds and what weights lost."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from itertools import groupby
 
-from shardmill.pipeline.errors import CheckpointError
-from shardmill.pipeline.manifest.records import MANIFEST_FILE, Manifest
 from shardmill.verify.questions.lint import lint
 from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
-from shardmill.verify.reading.source import Source, read
+from shardmill.verify.reading.manifest import MANIFEST, Manifest
+from shardmill.verify.reading.source import Source
 from shardmill.verify.report.facts import (
     FORMAT,
     Facts,
@@ -24,7 +22,7 @@ from shardmill.verify.report.facts import (
     RuleFindings,
     Weight,
 )
-from shardmill.verify.report.families import Told, block_of, families_converted, families_told
+from shardmill.verify.report.families import FamilyFacts, families_converted, families_recorded
 from shardmill.verify.report.measure import Measure, measure, together, worst
 from shardmill.verify.rules.findings import Report
 
@@ -39,14 +37,15 @@ Measures = Mapping[str, Measure]
 def gather(source: Source, parent: Source | None, progress: Progress = lambda done, total: None) -> Facts:
     """The Facts of the checkpoint at `source`, compared with `parent` if it is given.
 
-    Raises CheckpointError where there is no manifest of ours: without it nothing says what was converted.
+    Raises NoManifestError where there is no manifest of ours: without it nothing says what was converted.
     """
-    checkpoint = open_checkpoint(source, Report("report"))
-    manifest = _manifest(checkpoint)
+    opened = Report("report")
+    checkpoint = open_checkpoint(source, opened)
+    manifest = _manifest(checkpoint, opened)
     judged = lint(source, progress=progress)
     origin = open_checkpoint(parent, Report("report")) if parent else None
     measures = measure(checkpoint, origin, progress) if origin else {}
-    told = families_told(checkpoint, manifest)
+    told = families_recorded(manifest)
     weights = tuple(_weight(name, checkpoint, manifest, measures) for name in sorted(manifest.conversions))
     return Facts(
         format=FORMAT,
@@ -57,7 +56,7 @@ def gather(source: Source, parent: Source | None, progress: Progress = lambda do
         parent_verified=manifest.parent_verified,
         compared=origin is not None,
         plan_key=manifest.plan_key,
-        manifest_self=json.loads(manifest.to_json())["self"],
+        manifest_self=manifest.self_digest,
         numerics=manifest.numerics,
         algorithms=manifest.algorithms,
         tensors=len(checkpoint.tensors),
@@ -76,17 +75,25 @@ def gather(source: Source, parent: Source | None, progress: Progress = lambda do
     )
 
 
-def _manifest(checkpoint: Checkpoint) -> Manifest:
-    if MANIFEST_FILE not in checkpoint.files:
-        raise CheckpointError(
-            f"the checkpoint has no {MANIFEST_FILE}, so nothing says what was converted; report on a folder that "
+class NoManifestError(Exception):
+    """The checkpoint has no manifest of ours, so nothing says what was converted."""
+
+
+def _manifest(checkpoint: Checkpoint, opened: Report) -> Manifest:
+    if MANIFEST not in checkpoint.files:
+        raise NoManifestError(
+            f"the checkpoint has no {MANIFEST}, so nothing says what was converted; report on a folder that "
             f"`shardmill build` made, or ask `shardmill verify lint` about any other"
         )
-    size = checkpoint.files[MANIFEST_FILE]
-    return Manifest.from_json(read(checkpoint.source, MANIFEST_FILE, 0, size))
+    faults = [finding for finding in opened.findings if finding.file == MANIFEST]
+    if checkpoint.manifest is None or faults:
+        edited = any(finding.slug == "manifest-self" for finding in faults)
+        why = "was edited since it was written" if edited else "cannot be used"
+        raise NoManifestError(f"{MANIFEST}: {why}; `shardmill verify integrity` says what is wrong")
+    return checkpoint.manifest
 
 
-def _parent_bytes(told: Sequence[Told], origin: Checkpoint | None) -> int | None:
+def _parent_bytes(told: Sequence[FamilyFacts], origin: Checkpoint | None) -> int | None:
     """Every tensor of the parent belongs to one family, so their sum is the parent's."""
     if origin is not None:
         return origin.tensor_bytes
@@ -104,27 +111,29 @@ def _weight(name: str, checkpoint: Checkpoint, manifest: Manifest, measures: Mea
     measured = measures.get(name)
     return Weight(
         name=name,
-        family=conversion["family"],
+        family=conversion.family,
         layer=layer_of(name),
         file=tensor.file if tensor else "",
         shape=tensor.shape if tensor else (),
-        block=block_of(manifest, name),
-        recipe=conversion["recipe"],
-        blocks=conversion.get("blocks"),
-        exact_blocks=conversion.get("exact_blocks"),
+        block=conversion.block,
+        numerics=conversion.numerics,
+        blocks=conversion.counts.get("blocks"),
+        exact_blocks=conversion.counts.get("exact_blocks"),
         rerounded=measured.rerounded if measured else False,
         error=measured.error if measured else None,
     )
 
 
-def _families(told: Sequence[Told], weights: Sequence[Weight], measures: Measures) -> tuple[Family, ...]:
+def _families(
+    told: Sequence[FamilyFacts], weights: Sequence[Weight], measures: Measures
+) -> tuple[Family, ...]:
     members: dict[str, list[Weight]] = {each.name: [] for each in told}
     for weight in weights:
         members.setdefault(weight.family, []).append(weight)
     return tuple(_family(each, members[each.name], measures) for each in told)
 
 
-def _family(told: Told, weights: Sequence[Weight], measures: Measures) -> Family:
+def _family(told: FamilyFacts, weights: Sequence[Weight], measures: Measures) -> Family:
     # The measures stand in the order in which `verify roundtrip` adds them up: sums of floats depend on it.
     names = {weight.name for weight in weights}
     measured = {name: each for name, each in measures.items() if name in names}
@@ -135,7 +144,7 @@ def _family(told: Told, weights: Sequence[Weight], measures: Measures) -> Family
         action=told.action,
         reason=told.reason,
         block=told.block,
-        recipes=tuple(sorted({weight.recipe for weight in weights})),
+        numerics=tuple(sorted({weight.numerics for weight in weights})),
         tensors=told.tensors,
         bytes_before=told.bytes_before,
         bytes_after=told.bytes_after,

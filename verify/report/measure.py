@@ -15,6 +15,7 @@ from shardmill.kernels.formats import F32, bf16_to_f32, f32_to_bf16
 from shardmill.verify.formats.matrices import OpenFiles, decoded, strips, values
 from shardmill.verify.questions.roundtrip import Loss, Pair, loss_of, pairs_of
 from shardmill.verify.reading.checkpoint import Checkpoint
+from shardmill.verify.reading.progress import Progress
 from shardmill.verify.reading.source import Source
 from shardmill.verify.reading.threads import pinned
 from shardmill.verify.report.facts import Error
@@ -58,12 +59,11 @@ def measure(
 ) -> dict[str, Measure]:
     """Weight -> Measure, for each weight of `child` whose form is another than in `origin`, as roundtrip pairs them."""
     pairs = list(pairs_of(child, origin, everything=False))
-    total, done = sum(pair.child.tensor.bytes for pair in pairs), [0]
+    done = Progress(sum(pair.child.tensor.bytes for pair in pairs), progress)
 
     def work(pair: Pair, _: None) -> Measure:
         measured = measure_pair(pair, child.source, origin.source)
-        done[0] += pair.child.tensor.bytes
-        progress(done[0], total)
+        done.add(pair.child.tensor.bytes)
         return measured
 
     largest_first = sorted(pairs, key=lambda pair: -pair.child.tensor.bytes)

@@ -83,7 +83,7 @@ def _common(facts: Facts) -> dict[str, Any]:
 
 
 def _converted(facts: Facts) -> list[Family]:
-    return [family for family in facts.families if family.recipes]
+    return [family for family in facts.families if family.numerics]
 
 
 def told_findings(rules: Iterable[RuleFindings]) -> list[str]:
@@ -134,7 +134,7 @@ def error_range(families: Iterable[Family], kind: str) -> str:
 
 
 def exact_blocks(families: Iterable[Family]) -> tuple[int, int] | None:
-    """(exact, all) blocks of the families whose recipe counts them; None where none does."""
+    """(exact, all) blocks of the families whose numerics count them; None where none do."""
     counted = [family for family in families if family.exact_blocks is not None]
     if not counted:
         return None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def whole(facts: Facts, size: str) -> str:
     """Two stacked bars: the parent's bytes and the checkpoint's, those of converted weights apart from the rest."""
-    converted = [family for family in facts.families if family.recipes]
+    converted = [family for family in facts.families if family.numerics]
     before = sum(family.bytes_before or 0 for family in converted)
     after = sum(_after(family) for family in converted)
     rows = (("parent", facts.parent_tensor_bytes or 0, before), ("child", facts.tensor_bytes, after))

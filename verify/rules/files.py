@@ -63,7 +63,7 @@ FILES = (
      "Remove quantization_config, or find out why the run quantized nothing (a glob that matched nothing?)."),
     ("SM049", "configs-differ", W, "config.json and hf_quant_config.json declare different quantizations.",
      "Keep one, or make them equal: loaders differ in which they read."),
-    ("SM050", "manifest-json", E, "The manifest is not JSON of the form shardmill/manifest/1.", REMAKE),
+    ("SM050", "manifest-json", E, "The manifest is not JSON of the form shardmill/manifest/1 or /2.", REMAKE),
     ("SM051", "manifest-canonical", E, "The manifest's bytes are not its canonical JSON.", REMAKE),
     ("SM052", "manifest-self", E, "The manifest's own digest does not fit its content.", REMAKE),
     ("SM053", "missing-file", E, "The manifest lists a file that is not there.", REMAKE),

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from shardmill.pipeline.recipe.read import Recipe
-from shardmill.pipeline.types import BlockShape, Conversion, QuantizeBlock, Reblock, TensorRef
+from shardmill.pipeline.actions import Conversion
+from shardmill.pipeline.recipe.tables import Recipe
+from shardmill.pipeline.types import BlockShape, TensorRef
 
 WEIGHT_SUFFIX = ".weight"
 FLOATS = ("BF16", "F16", "F32")
@@ -31,7 +32,7 @@ class Child:
     recipe: Recipe
     config: Mapping[str, Any]  # the parent's config.json
     tensors: Mapping[str, TensorRef]
-    conversions: Mapping[str, Conversion]  # weight -> what is done with it
+    conversions: Mapping[str, Conversion]  # weight -> its action
 
     @property
     def stated(self) -> dict[str, Any]:
@@ -46,11 +47,7 @@ def module_of(weight: str) -> str:
 
 def blocks(child: Child) -> dict[str, BlockShape]:
     """Weight -> block, of every block-FP8 weight of the child: those that are converted and those passed on."""
-    found = {
-        weight: action.block
-        for weight, action in child.conversions.items()
-        if isinstance(action, QuantizeBlock | Reblock)
-    }
+    found = {weight: block for weight, action in child.conversions.items() if (block := action.block_made)}
     stated = _stated_block(child.stated)
     for name in passed_on_codes(child):
         if stated:

@@ -17,7 +17,6 @@ from shardmill.pipeline.plan.profiles.child import (
     unquantized,
     vocabulary_problems,
 )
-from shardmill.pipeline.types import QuantizeBlock
 
 _UE8M0 = "ue8m0/1"
 
@@ -67,7 +66,7 @@ def declare(child: Child) -> tuple[dict[str, Any], int]:
 def _all_powers_of_two(child: Child) -> bool:
     passed_on = set(blocks(child)) - set(child.conversions)
     before = child.stated.get("scale_fmt") == "ue8m0"
-    made = [action for action in child.conversions.values() if isinstance(action, QuantizeBlock)]
+    made = [action for action in child.conversions.values() if action.encodes]
     carried = bool(passed_on) or len(made) < len(blocks(child)) - len(
         passed_on
     )  # reblocked scales are the parent's

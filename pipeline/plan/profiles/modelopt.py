@@ -20,7 +20,7 @@ from shardmill.pipeline.plan.profiles.child import (
     passed_on_codes,
     sample,
 )
-from shardmill.pipeline.recipe.read import Recipe
+from shardmill.pipeline.recipe.tables import Recipe
 from shardmill.pipeline.types import TensorRef
 
 # Prefixes under which runtimes know the same module (vLLM 0.33.0, `hf_to_vllm_mapper` of glm4_1v).

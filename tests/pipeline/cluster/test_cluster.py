@@ -18,6 +18,7 @@ import pytest
 from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.recipe.read import load
 from shardmill.pipeline.run import build as run
+from shardmill.pipeline.run.prepare import prepare
 from shardmill.pipeline.stages.job import Settings, Watch
 
 distributed = pytest.importorskip("distributed", reason="the extra `cluster` is not installed")
@@ -39,7 +40,7 @@ def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def reference(parent: Path) -> dict[str, str]:
     out = parent.parent / "threads"
-    run.build(run.prepare(load(RECIPE), parent), out, Settings(kernel="numpy"), Watch())
+    run.build(prepare(load(RECIPE), parent), out, Settings(kernel="numpy"), Watch())
     return tree(out)
 
 
@@ -69,7 +70,7 @@ def test_a_cluster_makes_the_bytes_that_threads_make_and_reports_every_byte(
     """Two worker processes over a shared folder give the reference bytes; progress reaches the announced total."""
     announced, done = [], []
     settings = Settings(kernel="numpy", scheduler=cluster.scheduler_address)  # type: ignore[attr-defined]
-    prepared = run.prepare(load(RECIPE), parent)
+    prepared = prepare(load(RECIPE), parent)
     summary = run.build(prepared, tmp_path / "out", settings, Watch(done.append), announced.append)
     assert tree(tmp_path / "out") == reference
     assert len(summary.made) == 5
@@ -93,7 +94,7 @@ def test_a_worker_killed_in_the_middle_of_a_shard_changes_nothing(
     killer = threading.Thread(target=kill_when_busy)
     killer.start()
     settings = Settings(kernel="numpy", scheduler=cluster.scheduler_address)  # type: ignore[attr-defined]
-    run.build(run.prepare(load(RECIPE), parent), out, settings, Watch())
+    run.build(prepare(load(RECIPE), parent), out, settings, Watch())
     killer.join()
     assert killed.is_set()
     assert tree(out) == reference
@@ -120,7 +121,7 @@ def test_a_scheduler_that_goes_away_in_the_middle_is_one_clear_sentence(
             client.wait_for_workers(1, timeout=60)
         killer.start()
         with pytest.raises(BuildError, match=f"the dask scheduler at {address} went away"):
-            run.build(run.prepare(load(RECIPE), parent), out, Settings(scheduler=address), Watch())
+            run.build(prepare(load(RECIPE), parent), out, Settings(scheduler=address), Watch())
     finally:
         over.set()
         for process in (scheduler, worker):
@@ -128,7 +129,7 @@ def test_a_scheduler_that_goes_away_in_the_middle_is_one_clear_sentence(
             process.wait()
     killer.join()
     assert tree(out) == {}
-    run.build(run.prepare(load(RECIPE), parent), out, Settings(kernel="numpy"), Watch())
+    run.build(prepare(load(RECIPE), parent), out, Settings(kernel="numpy"), Watch())
     assert tree(out) == reference
 
 
@@ -147,5 +148,5 @@ def test_a_scheduler_that_does_not_answer_is_one_clear_sentence(parent: Path, tm
     """An address where nobody listens stops the build before any shard, and nothing is published."""
     settings = Settings(scheduler="tcp://127.0.0.1:9")
     with pytest.raises(BuildError, match=r"no dask scheduler answers at tcp://127\.0\.0\.1:9"):
-        run.build(run.prepare(load(RECIPE), parent), tmp_path / "out", settings, Watch())
+        run.build(prepare(load(RECIPE), parent), tmp_path / "out", settings, Watch())
     assert tree(tmp_path / "out") == {}

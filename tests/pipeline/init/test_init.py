@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from shardmill.pipeline.commands.main import shardmill
 from shardmill.pipeline.init.draft import RecipeDraft, draft
 from shardmill.pipeline.init.names import by_pattern, globs_for
+from shardmill.pipeline.plan.types import FamilySummary
 from shardmill.pipeline.recipe import read as recipes
 from shardmill.pipeline.recipe.globs import GlobSet, expand
-from shardmill.pipeline.run import build as run
+from shardmill.pipeline.run.prepare import prepare
 from shardmill.pipeline.toy.sizes import SIZES
 from shardmill.pipeline.toy.write import toy_headers, write_parent
-from shardmill.pipeline.types import FamilySummary, Shape
+from shardmill.pipeline.types import Shape
 from tests.pipeline.init.layouts import Tensor, parent_of
 from tests.pipeline.profiles.models import dense_parent
 
@@ -61,8 +62,8 @@ def drafted(tensors: list[Tensor], profile: str = "fp8", **config: Any) -> Recip
 
 def test_on_the_toy_parent_it_plans_what_the_shipped_recipe_plans(toy: Path, tmp_path: Path) -> None:
     assert init(str(toy), "-o", str(tmp_path / "drafted.toml")).exit_code == 0
-    ours = run.prepare(recipes.load(tmp_path / "drafted.toml"), toy)
-    shipped = run.prepare(recipes.load(ROOT / "pipeline.toml"), toy)
+    ours = prepare(recipes.load(tmp_path / "drafted.toml"), toy)
+    shipped = prepare(recipes.load(ROOT / "pipeline.toml"), toy)
     assert actions(ours) == actions(shipped)
     assert [shard.key for shard in ours.plan.shards] == [shard.key for shard in shipped.plan.shards]
     assert (ours.plan.config, ours.plan.loads) == (shipped.plan.config, shipped.plan.loads)
@@ -218,7 +219,7 @@ def test_the_recipe_in_the_way_is_not_written_over(tmp_path: Path) -> None:
     parent, recipe = dense_parent(tmp_path / "parent"), tmp_path / "pipeline.toml"
     recipe.write_text("mine")
     result = CliRunner().invoke(shardmill, ["init", str(parent), "-o", str(recipe)])
-    assert "is there already" in str(result.exception)
+    assert "exists already" in str(result.exception)
     assert recipe.read_text() == "mine"
     assert init(str(parent), "-o", str(recipe), "--force").exit_code == 0
 

@@ -29,14 +29,6 @@ format = 1
 name = "small"
 [output]
 profile = "{profile}"
-[stages]
-scan = {{ needs = [] }}
-classify = {{ needs = ["scan"] }}
-quantize = {{ needs = ["classify"] }}
-dequantize = {{ needs = ["classify"] }}
-scales = {{ needs = ["quantize"] }}
-rewrite = {{ needs = ["classify", "quantize", "dequantize", "scales"] }}
-index = {{ needs = ["scan", "rewrite"] }}
 [[family]]
 name = "rest"
 match = ["model.norm.weight", "model.embed_tokens.weight"]

@@ -11,6 +11,7 @@ import numpy as np
 from shardmill.pipeline.init.draft import draft
 from shardmill.pipeline.recipe import read as recipes
 from shardmill.pipeline.run import build as run
+from shardmill.pipeline.run.prepare import prepare
 from shardmill.pipeline.stages.job import Checkpoint, Settings, Watch
 from shardmill.pipeline.stages.scan import scan
 
@@ -103,5 +104,5 @@ def child(parent: Path, out: Path, profile: str) -> Path:
     made = draft(scan(Checkpoint(recipes.Recipe.model_construct(), parent)), "small", profile)
     assert made.unknown == ()
     out.with_suffix(".toml").write_text(made.text)
-    run.build(run.prepare(recipes.load(out.with_suffix(".toml")), parent), out, Settings(), Watch())
+    run.build(prepare(recipes.load(out.with_suffix(".toml")), parent), out, Settings(), Watch())
     return out

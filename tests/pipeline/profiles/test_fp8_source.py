@@ -15,7 +15,7 @@ from shardmill.kernels.formats import f32_to_bf16
 from shardmill.pipeline.errors import BuildError, PlanError, RecipeError
 from shardmill.verify.commands.options import source_at
 from shardmill.verify.questions.integrity import integrity
-from tests.pipeline.parents import build, change_tensor, prepare, why
+from tests.pipeline.parents import STAGES, build, change_tensor, prepare, why
 from tests.pipeline.profiles.models import FILES, LINEAR, encoded, native_parent, recipe, weights
 
 BOTH = LINEAR.replace('.*.weight"', '.*.{weight,weight_scale_inv}"')
@@ -170,7 +170,7 @@ def test_a_larger_block_is_refused_since_it_cannot_keep_every_number(tmp_path: P
 
 
 def test_a_recipe_without_the_stage_says_what_to_add(tmp_path: Path) -> None:
-    text = recipe("fp8", DEQUANTIZE).replace('"dequantize", "scales"', '"scales"')
+    text = recipe("fp8", DEQUANTIZE).replace("[[family]]", STAGES + "[[family]]", 1)
     with pytest.raises(RecipeError, match="rewrite must need it"):
         prepare(native_parent(tmp_path / "parent"), text)
 

@@ -57,5 +57,5 @@ def test_a_weight_that_is_not_finite_stops_a_probe_with_its_place(tmp_path: Path
     result = CliRunner().invoke(shardmill, ["plan", "-c", str(recipe), "--parent", str(parent), "--probe"])
     assert isinstance(result.exception, CheckpointError)
     assert re.search(
-        rf"{SHARDS[0]}: {name}: the weight at row \d+, column \d+ is inf; mend", str(result.exception)
+        rf"{SHARDS[0]}: {name}: the weight at row \d+, column \d+ is inf; fix", str(result.exception)
     )

@@ -17,21 +17,14 @@ from shardmill.pipeline.container.header import file_stat
 from shardmill.pipeline.errors import BuildError, CheckpointError, PlanError, RecipeError
 from shardmill.pipeline.recipe.read import load
 from shardmill.pipeline.run import build as run
+from shardmill.pipeline.run.prepare import prepare
 from shardmill.pipeline.stages.job import Settings, Watch
+from tests.pipeline.parents import STAGES
 
 HEAD = """
 format = 1
 name = "repaired"
-
-[stages]
-scan = { needs = [] }
-classify = { needs = ["SCALES"] }
-quantize = { needs = ["classify"] }
-scales = { needs = ["quantize"] }
-reconcile = { needs = ["classify"] }
-rewrite = { needs = ["classify", "quantize", "scales", "reconcile"] }
-index = { needs = ["scan", "rewrite"] }
-""".replace("SCALES", "scan")
+"""
 KEEP = '[[family]]\nname = "rest"\nmatch = {globs}\naction = "keep"\nreason = "as it is"\n'
 RECONCILE = """
 [[family]]
@@ -97,7 +90,7 @@ def write_parent(folder: Path, shards: dict[str, Tensors]) -> Path:
 def build(parent: Path, out: Path, recipe: str) -> tuple[run.Summary, dict[str, Any]]:
     path = parent.parent / "recipe.toml"
     path.write_text(recipe)
-    summary = run.build(run.prepare(load(path), parent), out, Settings(kernel="numpy"), Watch())
+    summary = run.build(prepare(load(path), parent), out, Settings(kernel="numpy"), Watch())
     return summary, json.loads((out / "shardmill.manifest.json").read_bytes())
 
 
@@ -200,7 +193,7 @@ def test_a_block_scale_that_would_vanish_is_refused_by_name(tmp_path: Path) -> N
 
 
 def test_a_recipe_that_reconciles_without_the_stage_is_refused(parent: Path, tmp_path: Path) -> None:
-    recipe = (HEAD + RECONCILE + REST).replace(', "reconcile"]', "]")
+    recipe = HEAD + STAGES + RECONCILE + REST
     with pytest.raises(RecipeError, match=r"'halves' has action 'reconcile'.*rewrite must need it"):
         build(parent, tmp_path / "out", recipe)
 
@@ -210,14 +203,16 @@ def test_what_is_no_scale_of_a_half_cannot_be_reconciled(parent: Path, tmp_path:
     recipe += KEEP.format(
         globs='["experts.*.{gate,up}_proj.{weight_scale,weight_scale_2,input_scale}", "norm"]'
     )
-    with pytest.raises(PlanError, match=r"experts\.0\.gate_proj\.weight in a\.safetensors: is not a .*scale"):
+    with pytest.raises(
+        PlanError, match=r"gate_proj\.weight in a\.safetensors: needs its weight and its partner"
+    ):
         build(parent, tmp_path / "out", recipe)
 
 
 # ---- input scales -------------------------------------------------------------------------------------------------
 
 SCALES = "model-input-scales.safetensors"
-ADOPT = (HEAD + KEEP.format(globs='["**"]')).replace(
+ADOPT = (HEAD + STAGES + KEEP.format(globs='["**"]')).replace(
     'classify = { needs = ["scan"] }',
     'input_scales = { needs = ["scan"], from = "other.safetensors" }\nclassify = { needs = ["input_scales"] }',
 )

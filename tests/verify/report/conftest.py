@@ -25,14 +25,6 @@ name = "small | $mall"
 repository = "nobody/small"
 revision = "0123456789abcdef0123456789abcdef01234567"
 
-[stages]
-scan = { needs = [] }
-classify = { needs = ["scan"] }
-quantize = { needs = ["classify"] }
-scales = { needs = ["quantize"] }
-rewrite = { needs = ["classify", "quantize", "scales"] }
-index = { needs = ["scan", "rewrite"] }
-
 [[family]]
 name = "re-rounded"
 match = "model.layers.*.big.weight"

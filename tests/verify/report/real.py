@@ -9,7 +9,7 @@ from pathlib import Path
 
 from shardmill.pipeline.recipe import read as recipes
 from shardmill.pipeline.recipe.globs import GlobSet
-from shardmill.pipeline.recipe.read import Recipe
+from shardmill.pipeline.recipe.tables import Recipe
 from shardmill.pipeline.toy.glm53 import EXPERT, REAL, Tensor, parent_bytes, source_tensors
 from shardmill.pipeline.types import BlockShape
 from shardmill.verify.report.facts import (
@@ -115,7 +115,7 @@ def _weight(family: recipes.Family, tensor: Tensor) -> Weight:
         file="model-00001-of-00120.safetensors",
         shape=shape,
         block=family.block,
-        recipe="recover/1" if native else "amax/1",
+        numerics="recover/1" if native else "amax/1",
         blocks=R * C if native else None,
         exact_blocks=R * C if native else None,
         rerounded=is_rerounded(shape, family.block),
@@ -136,7 +136,7 @@ def _family(family: recipes.Family, tensors: Sequence[Tensor], all_weights: Sequ
         action=family.action,
         reason=family.reason,
         block=family.block,
-        recipes=tuple(sorted({weight.recipe for weight in weights})),
+        numerics=tuple(sorted({weight.numerics for weight in weights})),
         tensors=4 * len(tensors) if input_scales else len(tensors),
         bytes_before=before,
         bytes_after=before // 2 if weights else before,

@@ -165,7 +165,7 @@ def test_what_was_left_out_renamed_or_repaired_is_listed_up_to_a_limit(changed: 
 
 
 def test_a_checkpoint_that_converts_nothing_is_told_so(changed: Callable[..., Facts], facts: Facts) -> None:
-    kept = tuple(family for family in facts.families if not family.recipes)
+    kept = tuple(family for family in facts.families if not family.numerics)
     page = render_page(changed(families=kept, weights=(), worst=()))
     assert Outline(page).open == []
     assert "Nothing: every tensor is the parent's." in page
@@ -183,7 +183,7 @@ def test_without_a_parent_the_page_says_what_it_leaves_out(facts_alone: Facts) -
 
 
 def test_kept_families_stand_with_their_reasons(real: Facts, real_page: str) -> None:
-    kept = [family for family in real.families if not family.recipes]
+    kept = [family for family in real.families if not family.numerics]
     assert len(kept) == 11
     for family in kept:
         assert family.reason
@@ -232,7 +232,7 @@ def test_what_was_done_stands_before_the_reason_where_it_is_not_keeping(facts: F
 
 
 def test_ranges_and_counts_read_as_sentences(real: Facts) -> None:
-    converted = [family for family in real.families if family.recipes]
+    converted = [family for family in real.families if family.numerics]
     assert error_range([], "stored") == ""
     assert error_range(converted[:1], "stored") == f"{100 * (converted[0].error.stored or 0):.3f}\u00a0%"  # type: ignore[union-attr]
     assert error_range(converted, "stored").startswith("0.15")

@@ -119,7 +119,7 @@ def mixed_child() -> Model:
         shard = model.find(name)
         sources[name] = xxhash.xxh3_128_hexdigest(shard[name].data)
         shard[name], shard[f"{name}_scale_inv"] = encoded(shard[name], side)
-        conversions[name] = {"family": "attention", "recipe": "amax/1", "block": [side, side]}
+        conversions[name] = {"family": "attention", "numerics": "amax/1", "block": [side, side]}
     entries = {
         module: {"quant_algo": "FP8_BLOCK", "group_size": 128 if "o_proj" in module else 32}
         for module in CONVERTED

@@ -250,7 +250,7 @@ MANIFEST_ROWS = damaged(
     ("manifest digest malformed", "mixed_child", "manifest-json", _manifest(
         lambda m: m["files"]["config.json"].update(sha256="XYZ"))),
     ("manifest with spaces", "mixed_child", "manifest-canonical", _json(MANIFEST, lambda m: None)),
-    ("manifest edited", "mixed_child", "manifest-self", _manifest(lambda m: m.update(recipe="other"), sealed=False)),
+    ("manifest edited", "mixed_child", "manifest-self", _manifest(lambda m: m.update(plan_key="1" * 64), sealed=False)),
     ("manifest path up", "mixed_child", "index-path", _manifest(
         lambda m: m["files"].update({"../x": {"bytes": 1, "sha256": None}}))),
     ("file gone", "mixed_child", "missing-file", lambda f: (f / "tokenizer.json").unlink()),
@@ -266,9 +266,9 @@ MANIFEST_ROWS = damaged(
     ("conversion of another block", "mixed_child", "conversion-record", _manifest(
         lambda m: m["conversions"][f"{Q}.weight"].update(block=[128, 128]))),
     ("conversion of no tensor", "mixed_child", "conversion-record", _manifest(lambda m: m["conversions"].update(
-        {"x.weight": {"family": "x", "recipe": "amax/1", "block": [32, 32]}}))),
+        {"x.weight": {"family": "x", "numerics": "amax/1", "block": [32, 32]}}))),
     ("conversion of a copy", "mixed_child", "conversion-record", _manifest(lambda m: m["conversions"].update(
-        {f"{LM}layers.1.mlp.gate.weight": {"family": "x", "recipe": "amax/1", "block": [32, 32]}}))),
+        {f"{LM}layers.1.mlp.gate.weight": {"family": "x", "numerics": "amax/1", "block": [32, 32]}}))),
 )  # fmt: skip
 
 CASES: tuple[Case, ...] = (*INDEX_ROWS, *CONFIG_ROWS, *VALUE_ROWS, *MANIFEST_ROWS)

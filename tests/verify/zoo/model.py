@@ -94,11 +94,12 @@ class Model:
         given = {"conversions": {}, "dropped": [], "renamed": {}, "sources": {}, **(self.manifest or {})}
         sources = given.pop("sources")
         value: dict[str, Any] = {
-            "format": "shardmill/manifest/1",
+            "format": "shardmill/manifest/2",
             "plan_key": "0" * 64,
             "parent": {"repository": None, "revision": None},
             "parent_verified": False,
-            "recipe": "zoo",
+            "recipe": {"name": "zoo", "layers": []},
+            "families": [],
             "numerics": ["amax/1"],
             "algorithms": {"tensor": "xxh3-128", "file": "sha256"},
             "files": {

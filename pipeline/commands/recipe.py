@@ -1,0 +1,25 @@
+"""The recipe that a command is given, and the plan that it begins with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shardmill.pipeline.commands.options import tell
+from shardmill.pipeline.manifest.lock import load_lock, lock_path
+from shardmill.pipeline.recipe import read as recipes
+from shardmill.pipeline.recipe.tables import Recipe
+from shardmill.pipeline.run.prepare import prepare
+from shardmill.pipeline.stages.job import Prepared
+
+
+def load_recipe(path: Path) -> Recipe:
+    """The recipe at `path`. What is spelled in old words there is said on stderr."""
+    recipe = recipes.load(path)
+    for notice in recipe.notices:
+        tell(notice)
+    return recipe
+
+
+def planned(recipe: Path, parent: Path, paranoid: bool = False) -> Prepared:
+    """The plan of the recipe at `recipe` for `parent`, held to the lock beside the recipe."""
+    return prepare(load_recipe(recipe), parent, load_lock(lock_path(recipe)), paranoid)

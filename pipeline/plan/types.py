@@ -1,0 +1,96 @@
+"""The plan's own types: what each output tensor, file and family comes to. Frozen, and free of any byte of data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shardmill.pipeline.actions import Action, Conversion, Part
+from shardmill.pipeline.types import FamilySummary, Header, TensorRef
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One output tensor: where it lies, which parent tensor fills it, with which part of what the action makes."""
+
+    ref: TensorRef
+    source: TensorRef
+    part: Part
+    action: Action
+    scales: TensorRef | None = None  # the parent's scales of `source`, where the action reads them
+    reads: tuple[TensorRef, ...] = ()  # further tensors of the parent that the action reads
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A parent tensor, the family that its rule belongs to, and what is done with it."""
+
+    source: TensorRef
+    family: str
+    action: Action
+    scales: TensorRef | None = None  # the parent's scales of `source`, where the action reads them
+    reads: tuple[TensorRef, ...] = ()  # further tensors of the parent that the action reads
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPlan:
+    """One output file, whole but for its data.
+
+    `pieces` stand in file order. A shard that is not `rewritten` equals the parent's file byte for byte.
+    `key` is the digest of all that can change its bytes, except the parent's data, whose digests a receipt holds.
+    """
+
+    file: str
+    header: Header
+    pieces: tuple[Piece, ...]
+    inputs: tuple[str, ...]  # files of the parent that are read
+    rewritten: bool
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoadsAt:
+    """Whether the result can be loaded at a tensor-parallel size; `reason` says why not."""
+
+    tensor_parallel: int
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The whole answer except the bytes. The same recipe and headers give the same Plan, on any machine."""
+
+    recipe: str
+    repository: str | None
+    revision: str | None
+    shards: tuple[ShardPlan, ...]
+    weight_map: Mapping[str, str]  # output tensor -> output file
+    config: bytes  # config.json as it will be written
+    config_entries: int
+    readme: bytes
+    conversions: Mapping[str, tuple[str, Conversion]]  # weight -> its family and its action
+    dropped: tuple[str, ...]
+    renamed: Mapping[str, str]  # parent tensor -> output tensor
+    repairs: tuple[Mapping[str, Any], ...]  # what was repaired, as far as headers tell
+    carried: tuple[str, ...]
+    single: bool
+    families: tuple[FamilySummary, ...]
+    loads: tuple[LoadsAt, ...]
+    key: str
+
+    @property
+    def tensor_bytes(self) -> int:
+        return sum(shard.header.data_bytes for shard in self.shards)
+
+    @property
+    def file_bytes(self) -> int:
+        return sum(shard.header.file_bytes for shard in self.shards)
+
+    @property
+    def tensors(self) -> int:
+        return len(self.weight_map)
+
+    @property
+    def numerics(self) -> tuple[str, ...]:
+        return tuple(sorted({action.numerics for _, action in self.conversions.values()}))

@@ -1,0 +1,95 @@
+"""Pinning a parent and holding it to its lock: the part of the lock that reads a parent's bytes.
+
+A sha256 that the download left beside a file is taken, else the file is read. A build holds its parent to the lock at
+no cost: small files are hashed, shards are compared by size, and the digests of the tensors that it reads anyway are
+compared when it publishes (run.publish). Under `paranoid` each shard is hashed first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from shardmill.pipeline.errors import CheckpointError
+from shardmill.pipeline.manifest.lock import NOT_PINNED, Lock, LockedFile, tensors_digest
+from shardmill.pipeline.run.digests import sha256_and_tensors_of, sha256_of
+from shardmill.pipeline.types import CONFIG_FILE, INDEX_FILE, Header, Parent
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def pin(
+    parent: Parent,
+    repository: str | None,
+    revision: str | None,
+    tell: Callable[[str], None],
+    read_all: bool = False,
+) -> Lock:
+    """The lock of `parent` as its folder holds it. `tell` hears of each file that is read.
+
+    `read_all` computes every sha256, and with it the digest of tensors that lets a build check for nothing.
+    """
+    files = {}
+    # What a repair takes from elsewhere has that file's header, which says nothing about the parent's own.
+    headers = {header.shard: header for header in parent.headers if header.shard not in parent.replaced}
+    for name in sorted(_locked_names(parent)):
+        known = None if read_all else _downloaded_sha256(parent.folder, name)
+        if known:
+            files[name] = LockedFile((parent.folder / name).stat().st_size, known)
+        else:
+            tell(f"reading {name}")
+            files[name] = _locked(parent.folder / name, headers.get(name))
+    return Lock(repository, revision, files)
+
+
+def hold(lock: Lock, parent: Parent, repository: str | None, revision: str | None, paranoid: bool) -> None:
+    """Raises CheckpointError where `parent` is not the one that was pinned, as far as that is known without its data.
+
+    Small files are hashed; shards are compared by size, under `paranoid` by sha256.
+    """
+    if (lock.repository, lock.revision) != (repository, revision):
+        raise CheckpointError(
+            f"the lock is for {lock.repository} at {lock.revision}, the recipe for {repository} at {revision}; "
+            f"run `shardmill pin` again"
+        )
+    shards = {header.shard for header in parent.headers}
+    names = _locked_names(parent)
+    if differing := sorted(names ^ set(lock.files)):
+        held = "the lock does not have it" if differing[0] in names else "the parent does not have it"
+        raise CheckpointError(f"{parent.folder / differing[0]}: {held}; {NOT_PINNED}")
+    for name in sorted(names):
+        _refuse_other(parent.folder / name, lock.files[name], read=name not in shards or paranoid)
+
+
+def _refuse_other(path: Path, locked: LockedFile, read: bool) -> None:
+    size = path.stat().st_size
+    if size != locked.bytes:
+        raise CheckpointError(f"{path}: has {size:,} bytes, the pinned one {locked.bytes:,}; {NOT_PINNED}")
+    if read and sha256_of(path) != locked.sha256:
+        raise CheckpointError(f"{path}: its sha256 is not the pinned one ({locked.sha256}); {NOT_PINNED}")
+
+
+def _locked_names(parent: Parent) -> set[str]:
+    names = {CONFIG_FILE, *parent.carried, *(header.shard for header in parent.headers)}
+    return names if parent.single else names | {INDEX_FILE}
+
+
+def _downloaded_sha256(folder: Path, name: str) -> str | None:
+    """The sha256 that huggingface_hub noted when it fetched the file: a blob's name, or a local folder's metadata."""
+    path = folder / name
+    if path.is_symlink() and path.resolve().parent.name == "blobs":
+        etag = path.resolve().name
+    else:
+        note = folder / ".cache" / "huggingface" / "download" / f"{name}.metadata"
+        lines = note.read_text().split() if note.is_file() else []
+        etag = lines[1] if len(lines) > 1 and note.stat().st_mtime >= path.stat().st_mtime else ""
+    return etag if _SHA256.fullmatch(etag) else None
+
+
+def _locked(path: Path, header: Header | None) -> LockedFile:
+    """The record of a file that is read for it; of a shard with the digest of its tensors' digests."""
+    if header is None:
+        return LockedFile(path.stat().st_size, sha256_of(path))
+    sha256, tensors = sha256_and_tensors_of(path, header)
+    return LockedFile(header.file_bytes, sha256, tensors_digest(tensors))

@@ -1,0 +1,55 @@
+"""Whether a folder is a place for a build: not the parent, no other checkpoint, nobody's files, space enough."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from shardmill.pipeline.errors import BuildError
+from shardmill.pipeline.manifest.records import MANIFEST_FILE
+from shardmill.pipeline.manifest.store import Store
+from shardmill.pipeline.plan.types import ShardPlan
+from shardmill.pipeline.stages.job import Passthrough
+from shardmill.pipeline.types import Parent
+
+
+def refuse_out(parent: Path, out: Path) -> None:
+    """Raises BuildError where `out` is no place for a build from `parent`."""
+    one, other = parent.resolve(), out.resolve()
+    if one == other:
+        raise BuildError(
+            f"{out}: is the parent itself; choose another --out, a build never writes to its parent"
+        )
+    if one.is_relative_to(other) or other.is_relative_to(one):
+        raise BuildError(
+            f"--out {out} and --parent {parent} overlap: one contains the other; choose another --out"
+        )
+    for above in other.parents:
+        if (above / MANIFEST_FILE).exists():
+            raise BuildError(
+                f"{out}: is inside the checkpoint {above}, which it would spoil; choose another --out"
+            )
+    if foreign := Store(out).foreign_files():
+        raise BuildError(
+            f"{out}: holds {foreign[0]} (of {len(foreign)} entries) and no manifest of shardmill's; "
+            f"choose an empty --out"
+        )
+
+
+def refuse_full_disk(todo: Sequence[ShardPlan], parent: Parent, out: Path, passthrough: Passthrough) -> None:
+    """Raises BuildError where the shards to make do not fit on the disk of `out`.
+
+    What is passed on as a hard link takes no space, where `out` is on the parent's file system.
+    """
+    device = out.stat().st_dev
+    needed = sum(
+        shard.header.file_bytes
+        for shard in todo
+        if shard.rewritten or passthrough != "hardlink" or parent.path(shard.file).stat().st_dev != device
+    )
+    free = shutil.disk_usage(out).free
+    if needed > free:
+        raise BuildError(
+            f"{out}: needs {needed} bytes and the disk has {free} free; free some space or choose another --out"
+        )

@@ -1,0 +1,46 @@
+"""What comes before any shard: the stages that read headers and small files, the lock, and the plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shardmill.pipeline.container.hub import other_commit
+from shardmill.pipeline.errors import PlanError, RecipeError
+from shardmill.pipeline.manifest.lock import Lock
+from shardmill.pipeline.plan.plan import make_plan
+from shardmill.pipeline.recipe.tables import Recipe
+from shardmill.pipeline.run.pin import hold
+from shardmill.pipeline.run.unchanged import plan_inputs
+from shardmill.pipeline.stages import STAGES
+from shardmill.pipeline.stages.dag import Dag, arrange, unknown_options
+from shardmill.pipeline.stages.job import Checkpoint, Prepared, Products
+
+_TAKEN = ("parent", "assignments", "receipt", "index")  # products of stages that the run uses
+
+
+def prepare(recipe: Recipe, folder: Path, lock: Lock | None = None, paranoid: bool = False) -> Prepared:
+    """Recipe and parent -> Prepared. Reads headers and small JSON files only.
+
+    With a `lock` the parent is held to it; `paranoid` hashes its shards for that.
+    """
+    dag = _dag(recipe)
+    inputs = plan_inputs(recipe, folder, lock)
+    if other := other_commit(folder, recipe.parent.repository, recipe.parent.revision):
+        raise PlanError([other])
+    checkpoint = Checkpoint(recipe, folder)
+    products = dag.run("checkpoint", dag.before_shards(), checkpoint, Products())
+    if lock:
+        hold(lock, products["parent"], recipe.parent.repository, recipe.parent.revision, paranoid)
+    products["plan"] = make_plan(recipe, products["parent"], products["assignments"])
+    return Prepared(dag, checkpoint, products, inputs, lock, held_by_bytes=bool(lock and paranoid))
+
+
+def _dag(recipe: Recipe) -> Dag:
+    """The recipe's stages, arranged. Raises RecipeError with every problem."""
+    if unknown := unknown_options({name: table.options for name, table in recipe.stages.items()}, STAGES):
+        hint = "is not known; remove it or correct its spelling"
+        raise RecipeError(
+            [recipe.problem_at(("stages", *key), f"the key {key[1]!r} {hint}") for key in unknown]
+        )
+    needs = {name: table.needs for name, table in recipe.stages.items()}
+    return arrange(needs, STAGES, wanted_products=_TAKEN)

@@ -120,6 +120,10 @@ PAIRS: tuple[Pair, ...] = (
     Pair("parent", "decoded child", "report", "weights alone: FP8 decoded to BF16, on stock vLLM"),
     Pair("decoded child", "child", "report", "FP8 activations and kernels beside"),
     Pair("parent", "child", "report", "both"),
+    Pair("child", "child, one bit", "report", "FP8 activations amplify: the child's own floor"),
+    Pair("parent", "parent 8666", "report", "KV layout on BF16 weights, where the floor is lower"),
+    Pair("parent", "parent 6666f", "report", "KV layout on BF16 weights"),
+    Pair("parent", "parent 6666", "report", "KV layout on BF16 weights"),
     Pair(
         "parent", "parent 8888", "report", "stock rows repacked: prefill is chunked, so FlashMLA splits anew"
     ),

@@ -32,3 +32,9 @@ def test_our_checkpoint_brings_the_plugin(child, look):
     """Ours is recognized by its config alone, without any variable."""
     report = look({"checkpoint": str(child)}, module="cost_probe")
     assert report.get("quant_config") == "MixedPrecisionConfig", report
+
+
+def test_a_piecewise_capture_keeps_the_indexer_for_its_replays(look):
+    """vLLM's own break point: captured without metadata, the indexer is called again when the graph is replayed."""
+    report = look({}, module="capture_probe")
+    assert report == {"breaks": 1, "captured": ["reserve"], "replayed": ["index"]}

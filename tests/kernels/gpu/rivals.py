@@ -1,7 +1,7 @@
 """What rows of other systems lose beside ours, on the CPU: `python -m tests.kernels.gpu.rivals` prints the table.
 
 NVFP4 rows hold E2M1 codes with an E4M3 scale a group of 16: 256 + 32 bytes, and 16 (304 B, for GLM-5.3-Flash on
-SM120) or 64 (352 B, vLLM's nvfp4_fp8_ds_mla) that hold no latent. So all of them lose the same: codes and scales decide.
+SM120) or 64 (352 B, vLLM's nvfp4_fp8_ds_mla) that hold no latent. So all of them lose the same.
 Their cards attend them natively; ours are restaged. `5-bit` rows do not exist: E2M2 codes with the same scales take
 320 + 32 bytes. Error of the attention's output against unrounded latents, relative to the stock 656 B row: mean
 over seeds and Student's 95 % interval.

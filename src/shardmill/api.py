@@ -64,7 +64,7 @@ def plan(parent: str | Path, recipe: str | Path) -> Plan:
 def build(parent: str | Path, recipe: str | Path, out: str | Path, **settings: Any) -> Summary:
     """Makes or updates the child in the folder `out`; what is up to date is not made again.
 
-    `settings` are fields of Settings (`workers`, `kernel`, `file_digests`, `passthrough`, `paranoid`). Raises BuildError
+    `settings` are fields of Settings (`workers`, `kernel`, `file_digests`, `passthrough` ...). Raises BuildError
     or CheckpointError with the earlier checkpoint untouched; called again, it resumes.
     """
     return _build.build(_prepared(parent, recipe), Path(out), Settings(**settings), Watch())

@@ -116,8 +116,8 @@ vllm-test: .venv-vllm/.ready $(VLLM_TEST)/libcuda.so.1 $(VLLM_TEST)/site ## the 
 
 LOADERS   := .venv-loaders/bin/python
 
-loaders-test: .venv-loaders/.ready ## what transformers holds of our builds, bit for bit: 2 GB, a minute
-	$(LOADERS) -m pytest tests/pipeline/profiles/test_loaders.py
+loaders-test: .venv-loaders/.ready ## what transformers holds of our builds, bit for bit, and what verify loads says of it: 2 GB, minutes
+	$(LOADERS) -m pytest tests/pipeline/profiles/test_loaders.py tests/verify/loaders
 
 install-test: $(READY) ## install beside the packages `kernels` and `transformers`, in both orders: 1 GB, minutes
 	rm -rf build/install && mkdir -p build/install
@@ -141,7 +141,7 @@ $(VLLM_TEST)/libcuda.so.1: tests/runtime_patch/vllm/stub_driver.c
 $(VLLM_TEST)/site: tests/runtime_patch/vllm/fake_platform.py runtime_patch/pyproject.toml
 	@mkdir -p $@/fake_platform-0.1.dist-info
 	@printf 'Metadata-Version: 2.1\nName: fake_platform\nVersion: 0.1\n' > $@/fake_platform-0.1.dist-info/METADATA
-	@printf '[vllm.platform_plugins]\nfake = tests.runtime_patch.vllm.fake_platform:entry\n' > $@/fake_platform-0.1.dist-info/entry_points.txt
+	@printf '[vllm.platform_plugins]\nfake = tests.runtime_patch.vllm.fake_platform:entry\n[vllm.general_plugins]\nfake = tests.runtime_patch.vllm.fake_platform:prepare\n' > $@/fake_platform-0.1.dist-info/entry_points.txt
 	@mkdir -p $@/shardmill_serving-0.1.dist-info
 	@printf 'Metadata-Version: 2.1\nName: shardmill-serving\nVersion: 0.1\n' > $@/shardmill_serving-0.1.dist-info/METADATA
 	@sed -n '/^\[project.entry-points."vllm.general_plugins"\]/,/^$$/{s/.*\(shardmill = \)"\(.*\)"/[vllm.general_plugins]\n\1\2/p}' runtime_patch/pyproject.toml > $@/shardmill_serving-0.1.dist-info/entry_points.txt

@@ -32,7 +32,10 @@ def pretend(what):
 
 def look(job):
     import torch
-    from vllm import envs
+    from vllm import (
+        envs,
+        triton_utils,  # noqa: F401  what the fake platform's own plugin asks for
+    )
     from vllm.engine.arg_utils import EngineArgs  # noqa: F401
     from vllm.platforms import current_platform
     from vllm.plugins import load_general_plugins

@@ -73,7 +73,7 @@ class Parent(_Table):
 class Output(_Table):
     """What is written, and at which tensor-parallel sizes it must load."""
 
-    profile: Literal["modelopt-mixed", "modelopt", "fp8", "compressed-tensors"] = "modelopt-mixed"
+    profile: Text = "modelopt-mixed"  # a row of pipeline.plan.profiles
     tensor_parallel: tuple[Side, ...] = (1,)
     carry: tuple[Text, ...] = ()  # globs of side files that the child gets beside those that loaders read
 

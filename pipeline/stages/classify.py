@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from shardmill.kernels.block_fp8 import RECIPES
 from shardmill.pipeline.actions import ACTIONS
-from shardmill.pipeline.errors import PlanError
+from shardmill.pipeline.errors import PlanError, RecipeError
 from shardmill.pipeline.plan.profiles import PROFILES, Profile
 from shardmill.pipeline.plan.types import Assignment
 from shardmill.pipeline.recipe.globs import GlobSet, filled, fused_instances, nearest
@@ -27,7 +27,11 @@ def classify(checkpoint: Checkpoint, parent: Parent) -> tuple[Assignment, ...]:
     """One Assignment a tensor, in the parent's order. Raises PlanError with every problem found."""
     recipe = checkpoint.recipe
     families = {family.name: family for family in recipe.family}
-    profile = PROFILES[recipe.output.profile]
+    profile = PROFILES.get(recipe.output.profile)
+    if profile is None:
+        choices = ", ".join(sorted(PROFILES))
+        said = f"{recipe.output.profile!r} is no profile; choose from {choices}"
+        raise RecipeError([recipe.problem_at(("output", "profile"), said)])
     rows = _rows(recipe)
     globs = GlobSet([row.glob for row in rows])
     matched = {name: globs.matches(name) for name in parent.tensors}

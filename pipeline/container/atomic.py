@@ -6,11 +6,12 @@ file as it was, and at most a `.part` that the next write replaces.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+from shardmill.pipeline.container.filesystem import sync_file
 
 PART_SUFFIX = ".part"
 
@@ -28,14 +29,20 @@ def whole_file(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             if sync:
-                os.fsync(file.fileno())
+                sync_file(file.fileno(), path)
         part.replace(path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        _discard(part)
         raise OSError(error.errno, error.strerror, str(path)) from None
     except BaseException:
-        part.unlink(missing_ok=True)
+        _discard(part)
         raise
+
+
+def _discard(part: Path) -> None:
+    """Takes the part away; one that can't be is replaced by the next write."""
+    with suppress(OSError):
+        part.unlink(missing_ok=True)
 
 
 def write_whole(path: Path, data: bytes) -> None:

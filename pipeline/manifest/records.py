@@ -20,6 +20,7 @@ from shardmill.pipeline.types import FamilySummary
 MANIFEST_FORMAT = "shardmill/manifest/2"
 FORMAT_1 = "shardmill/manifest/1"
 MANIFEST_FILE = "shardmill.manifest.json"
+STATE_FOLDER = ".shardmill"  # in the output folder, never published
 
 Counts = Mapping[str, int]
 
@@ -38,14 +39,28 @@ class Receipt:
     counts: Mapping[str, Counts] = field(default_factory=dict)  # weight -> what its numerics counted
     repairs: tuple[Mapping[str, Any], ...] = ()
 
-    def to_json(self) -> bytes:
-        return canonical(asdict(self))
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
 
     @classmethod
-    def from_json(cls, text: bytes) -> Receipt:
-        fields = json.loads(text)
-        fields["repairs"] = tuple(fields["repairs"])
-        return cls(**fields)
+    def parse(cls, fields: Mapping[str, Any]) -> Receipt:
+        """The receipt of fields that `as_json` gave. Raises what a wrong form raises."""
+        receipt = cls(**{**fields, "repairs": tuple(fields["repairs"])})
+        texts = (
+            receipt.file,
+            receipt.key,
+            *receipt.tensors,
+            *receipt.tensors.values(),
+            *receipt.sources.values(),
+        )
+        numbers = (number for counts in receipt.counts.values() for number in counts.values())
+        if not all(isinstance(text, str) for text in texts) or type(receipt.file_bytes) is not int:
+            raise ValueError("its texts or its size have another type")
+        if not all(type(number) is int for number in numbers) or not isinstance(receipt.sha256, str | None):
+            raise ValueError("its counts or its sha256 have another type")
+        if not all(isinstance(repair, dict) for repair in receipt.repairs):
+            raise ValueError("its repairs have another type")
+        return receipt
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +201,10 @@ def _parsed(body: dict[str, Any]) -> Manifest:
         name: ConversionRecord.parse(fields) for name, fields in body["conversions"].items()
     }
     body["families"] = tuple(_family(fields) for fields in body["families"])
-    if outside := [name for name in body["files"] if _leads_outside(name)]:
+    if outside := [name for name in body["files"] if leads_outside(name)]:
         raise ValueError(f"it names {outside[0]!r}, which leads out of the folder")
+    if unknown := sorted(body["shards"].keys() - body["files"].keys()):
+        raise ValueError(f"it has a shard {unknown[0]!r} that is not among its files")
     return Manifest(**body)
 
 
@@ -216,9 +233,12 @@ def _family(fields: Mapping[str, Any]) -> FamilySummary:
     return FamilySummary(**{**fields, "block": tuple(block) if block is not None else None})
 
 
-def _leads_outside(name: str) -> bool:
+def leads_outside(name: object) -> bool:
+    """Whether a name read from a file is none of a published file: it leads out of the folder, or into its state."""
+    if not isinstance(name, str) or "\0" in name:
+        return True
     path = PurePosixPath(name)
-    return path.is_absolute() or ".." in path.parts or not path.parts
+    return path.is_absolute() or ".." in path.parts or not path.parts or path.parts[0] == STATE_FOLDER
 
 
 def _shard_fields(shard: ShardRecord) -> dict[str, Any]:

@@ -145,6 +145,7 @@ class Prepared:
     )
     lock: Lock | None = None  # what the parent is held to
     held_by_bytes: bool = False  # every file of the parent was hashed and is the pinned one
+    began: int = 0  # nanoseconds: when the stats of what the plan was made from were taken
 
     @property
     def parent(self) -> Parent:

@@ -15,7 +15,7 @@ from typing import Any
 
 from shardmill.pipeline.errors import CheckpointError
 from shardmill.pipeline.manifest.digest import TENSOR_ALGORITHM, canonical, key_of
-from shardmill.pipeline.types import FamilySummary
+from shardmill.pipeline.types import SCALE_SUFFIXES, FamilySummary
 
 MANIFEST_FORMAT = "shardmill/manifest/2"
 FORMAT_1 = "shardmill/manifest/1"
@@ -183,7 +183,17 @@ class Manifest:
         A tensor that was passed on has the digest of its output; the changed ones are listed apart.
         """
         record = self.shards[shard]
-        return record.sources.get(tensor) or record.tensors.get(self.renamed.get(tensor, tensor))
+        if tensor in record.sources:
+            return record.sources[tensor]
+        if tensor not in self.renamed and self._is_new_scale(tensor):
+            return None
+        return record.tensors.get(self.renamed.get(tensor, tensor))
+
+    def _is_new_scale(self, tensor: str) -> bool:
+        """Whether the output's tensor of this name holds a converted weight's scales: the parent's was dropped."""
+        return any(
+            tensor.endswith(suffix) and tensor.removesuffix(suffix) in self.conversions for suffix in SCALE_SUFFIXES
+        )
 
 
 def _parsed(body: dict[str, Any]) -> Manifest:

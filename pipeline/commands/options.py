@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from shardmill.pipeline.commands.parent import ParentFolder
+from shardmill.pipeline.commands.printable import printable
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -74,4 +75,4 @@ def show_json(facts: Any) -> None:
 
 
 def tell(line: str) -> None:
-    click.echo(line, err=True)
+    click.echo(printable(line), err=True)

@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from types import TracebackType
 
 from shardmill.pipeline.container.filesystem import is_refused, stat_or_none, sync_file
@@ -201,6 +202,18 @@ class Sink:
         return BuildError(
             f"{self.path}: cannot be {what}: {failure.strerror}" + (f"; {advice}" if advice else "")
         )
+
+
+def can_reflink(folder: Path) -> bool:
+    """Whether the file system of `folder` shares extents between files: tried with two small ones."""
+    with TemporaryFile(dir=folder) as one, TemporaryFile(dir=folder) as other:
+        one.write(b"x" * mmap.PAGESIZE)
+        one.flush()
+        try:
+            fcntl.ioctl(other.fileno(), _FICLONE, one.fileno())
+        except OSError:
+            return False
+        return True
 
 
 def _send(fd: int) -> None:

@@ -1,9 +1,9 @@
 """The lock beside a recipe: which bytes the parent's published revision has. `shardmill pin` writes it.
 
-A build holds its parent to the lock at next to no cost: a shard's tensor digests are computed anyway while it is read,
-and the lock knows what they come to; only tensors that are dropped are read for it. Where the lock was taken from a
-download's metadata alone, sizes and headers are compared, and the sha256 of what is passed on whole, unless the build is
-paranoid. shardmill.pipeline.run.pin reads the files for both.
+A build holds its parent to the lock at next to no cost: a shard's tensor digests are computed anyway while it is
+read, and the lock knows what they come to; only tensors that are dropped are read for it. Where the lock was taken
+from a download's metadata alone, sizes and headers are compared, and the sha256 of what is passed on whole, unless the
+build is paranoid. shardmill.pipeline.run.pin reads the files for both.
 """
 
 from __future__ import annotations

@@ -38,6 +38,9 @@ class Receipt:
     sources: Mapping[str, str]  # parent tensor -> digest, for those whose bytes were changed
     counts: Mapping[str, Counts] = field(default_factory=dict)  # weight -> what its numerics counted
     repairs: tuple[Mapping[str, Any], ...] = ()
+    values: Mapping[str, Counts] = field(
+        default_factory=dict
+    )  # tensor -> what is odd about it: nan, inf, zero, empty
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -53,7 +56,11 @@ class Receipt:
             *receipt.tensors.values(),
             *receipt.sources.values(),
         )
-        numbers = (number for counts in receipt.counts.values() for number in counts.values())
+        numbers = (
+            number
+            for counts in (*receipt.counts.values(), *receipt.values.values())
+            for number in counts.values()
+        )
         if not all(isinstance(text, str) for text in texts) or type(receipt.file_bytes) is not int:
             raise ValueError("its texts or its size have another type")
         if not all(type(number) is int for number in numbers) or not isinstance(receipt.sha256, str | None):
@@ -140,6 +147,9 @@ class Manifest:
     dropped: tuple[str, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
     repairs: tuple[Mapping[str, Any], ...] = ()
+    values: Mapping[str, Counts] = field(
+        default_factory=dict
+    )  # output tensor -> NaN, Inf, zeros that it holds
     format: str = MANIFEST_FORMAT  # that it was read from
 
     def to_json(self) -> bytes:
@@ -158,6 +168,7 @@ class Manifest:
             "dropped": sorted(self.dropped),
             "renamed": dict(self.renamed),
             "repairs": [dict(repair) for repair in self.repairs],
+            **({"values": {name: dict(odd) for name, odd in self.values.items()}} if self.values else {}),
         }
         return canonical({**body, "self": key_of(body)})
 
@@ -192,7 +203,8 @@ class Manifest:
     def _is_new_scale(self, tensor: str) -> bool:
         """Whether the output's tensor of this name holds a converted weight's scales: the parent's was dropped."""
         return any(
-            tensor.endswith(suffix) and tensor.removesuffix(suffix) in self.conversions for suffix in SCALE_SUFFIXES
+            tensor.endswith(suffix) and tensor.removesuffix(suffix) in self.conversions
+            for suffix in SCALE_SUFFIXES
         )
 
 
@@ -213,6 +225,8 @@ def _parsed(body: dict[str, Any]) -> Manifest:
     body["families"] = tuple(_family(fields) for fields in body["families"])
     if outside := [name for name in body["files"] if leads_outside(name)]:
         raise ValueError(f"it names {outside[0]!r}, which leads out of the folder")
+    if not all(isinstance(odd, dict) for odd in body.get("values", {}).values()):
+        raise ValueError("its `values` have another form")
     if unknown := sorted(body["shards"].keys() - body["files"].keys()):
         raise ValueError(f"it has a shard {unknown[0]!r} that is not among its files")
     return Manifest(**body)

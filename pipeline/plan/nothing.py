@@ -10,7 +10,9 @@ from shardmill.pipeline.plan.types import Assignment
 from shardmill.pipeline.recipe.tables import Recipe
 from shardmill.pipeline.types import Parent, TensorRef
 
-_PROMISES = re.compile(r"(?:^|[^a-z0-9])(fp8|bf16|int8|int4|w4a16|w8a8|nvfp4|mxfp4|mxfp8|awq|gptq)(?:$|[^a-z0-9])")
+_PROMISES = re.compile(
+    r"(?:^|[^a-z0-9])(fp8|bf16|int8|int4|w4a16|w8a8|nvfp4|mxfp4|mxfp8|awq|gptq)(?:$|[^a-z0-9])"
+)
 _CODES = ("F8_", "U8", "I8", "F4", "I32", "F6_")
 
 
@@ -27,7 +29,9 @@ def nothing_done(recipe: Recipe, parent: Parent, assignments: Iterable[Assignmen
 
 def why_nothing(tensors: Mapping[str, TensorRef]) -> str:
     """What a parent's weights are, and with it why none of them converts."""
-    coded = Counter(ref.dtype for ref in tensors.values() if ref.dtype.startswith(_CODES) and len(ref.shape) > 1)
+    coded = Counter(
+        ref.dtype for ref in tensors.values() if ref.dtype.startswith(_CODES) and len(ref.shape) > 1
+    )
     if not coded:
         matrices = sum(len(ref.shape) == 2 for ref in tensors.values())
         return f"the parent has {matrices} matrices of floats, and none of them is a weight that can take the format"

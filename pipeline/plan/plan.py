@@ -16,8 +16,8 @@ from shardmill.pipeline.container.header import lay_out
 from shardmill.pipeline.errors import PlanError
 from shardmill.pipeline.manifest.digest import key_of
 from shardmill.pipeline.plan.keys import shard_key
-from shardmill.pipeline.plan.profiles import PROFILES
 from shardmill.pipeline.plan.nothing import nothing_done
+from shardmill.pipeline.plan.profiles import PROFILES
 from shardmill.pipeline.plan.profiles.child import Child
 from shardmill.pipeline.plan.profiles.follow import follow
 from shardmill.pipeline.plan.profiles.truth import one_truth
@@ -103,7 +103,9 @@ def _refuse_collisions(assignments: Iterable[Assignment]) -> None:
     for each in assignments:
         for name, *_ in each.action.outputs(each.source):
             if name == "__metadata__" or not name:
-                problems.append(f"{each.source.name}: would be named {name!r}, which no library reads; choose another")
+                problems.append(
+                    f"{each.source.name}: would be named {name!r}, which no library reads; choose another"
+                )
             if name in maker:
                 problems.append(
                     f"{name}: would be made twice, from {maker[name]} and from {each.source.name}"

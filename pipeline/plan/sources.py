@@ -59,7 +59,9 @@ def pair_of(scale: TensorRef, tensors: Mapping[str, TensorRef]) -> tuple[TensorR
     suffix = next((suffix for suffix in (GLOBAL_SUFFIX, BLOCK_SUFFIX) if scale.name.endswith(suffix)), "")
     parent, _, half = scale.name.removesuffix(suffix).rpartition(".")
     names = (
-        f"{parent}.{each}{end}" for each in (half, _OTHER_HALF.get(half, "")) for end in (GLOBAL_SUFFIX, BLOCK_SUFFIX)
+        f"{parent}.{each}{end}"
+        for each in (half, _OTHER_HALF.get(half, ""))
+        for end in (GLOBAL_SUFFIX, BLOCK_SUFFIX)
     )
     return tuple(tensors[name] for name in names if name in tensors)
 

@@ -20,7 +20,6 @@ from shardmill.pipeline.recipe.lines import Origin, located
 from shardmill.pipeline.recipe.spellings import respell
 from shardmill.pipeline.recipe.tables import Alias, Family, Fused, Output, Parallel, Parent, Recipe
 
-
 _RECIPE_BYTES_MAX = 1 << 24
 _LAYERS_MAX = 32
 _PROBLEMS_SHOWN = 50
@@ -52,15 +51,14 @@ def load(path: Path) -> Recipe:
     except ValidationError as error:
         of_families = [origin for _, origin in families.values()]
         whole = Origin(path, "")
-        raise RecipeError(
-            [
-                _problem(fault, origins, of_families, whole)
-                for fault in error.errors()
-                if not (
-                    fault["type"] == "too_short" and fault["input"]
-                )  # its entries have problems of their own
-            ]
-        ) from None
+        faults = [
+            fault
+            for fault in error.errors()
+            if not (fault["type"] == "too_short" and fault["input"])  # its entries have problems of their own
+        ]
+        shown = [_problem(fault, origins, of_families, whole) for fault in faults[:_PROBLEMS_SHOWN]]
+        more = len(faults) - len(shown)
+        raise RecipeError([*shown, f"{path}: {more} more problems"] if more else shown) from None
 
 
 def _layers(path: Path, readers: tuple[Path, ...]) -> list[tuple[dict[str, Any], Origin]]:

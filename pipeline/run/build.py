@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 from shardmill.pipeline.container.filesystem import losses
@@ -36,6 +37,7 @@ class Summary:
     files_written: tuple[str, ...]  # every published file that was written anew, shards included
     bytes_read: int
     kernel: str  # that encoded weights; none where none were
+    odd: tuple[str, ...] = ()  # a sentence for each tensor that holds NaN, Inf or nothing but zeros
 
     @property
     def resumed(self) -> tuple[str, ...]:
@@ -93,11 +95,14 @@ def _build(
     make_shards(todo, prepared, store.out, settings, watch)
     made = _made(stale, store)
     _tell_what_goes(plan, memory, tell)
+    _tell_of_numba(settings, todo, tell)
     judged = {verdict.file: verdict.stat for verdict in verdicts if verdict.stat}
     published = publish(prepared, store, memory, settings, made, judged)
     inputs = Inputs(prepared.inputs, prepared.began)
     store.save(noted(inputs, published.files, store.out, published.stats, settings))
-    return Summary(plan, tuple(stale), published.written, bytes_read, _kernel_name(settings, todo))
+    return Summary(
+        plan, tuple(stale), published.written, bytes_read, _kernel_name(settings, todo), published.odd
+    )
 
 
 def _made(stale: Sequence[Verdict], store: Store) -> dict[str, Staged]:
@@ -174,6 +179,17 @@ def _tell_what_goes(plan: Plan, memory: Memory, tell: Callable[[str], None]) -> 
     before = set(memory.manifest.shards) if memory.manifest else set()
     if gone := sorted(before - {shard.file for shard in plan.shards}):
         tell(f"replaces another checkpoint: {gone[0]} goes ({len(gone)} of its {len(before)} shards)")
+
+
+def _tell_of_numba(settings: Settings, todo: Sequence[ShardPlan], tell: Callable[[str], None]) -> None:
+    """Says why the slower kernel was used where numba is installed."""
+    if settings.kernel == "auto" and _kernel_name(settings, todo) == "numpy" and find_spec("numba"):
+        from shardmill.kernels.block_fp8 import why_no_numba
+
+        tell(
+            f"numba does not run here ({why_no_numba()}): numpy gave the same bytes, only slower; "
+            f"a damaged cache of numba's may be deleted"
+        )
 
 
 def _kernel_name(settings: Settings, made: Sequence[ShardPlan]) -> str:

@@ -10,6 +10,7 @@ from shardmill.pipeline.manifest.lock import Lock
 from shardmill.pipeline.plan.plan import make_plan
 from shardmill.pipeline.recipe.tables import Recipe
 from shardmill.pipeline.run.pin import hold
+from shardmill.pipeline.run.place import refuse_names
 from shardmill.pipeline.run.unchanged import inputs_now
 from shardmill.pipeline.stages import STAGES
 from shardmill.pipeline.stages.dag import Dag, arrange, unknown_options
@@ -29,6 +30,7 @@ def prepare(recipe: Recipe, folder: Path, lock: Lock | None = None, paranoid: bo
         raise PlanError([other])
     checkpoint = Checkpoint(recipe, folder)
     products = dag.run("checkpoint", dag.before_shards(), checkpoint, Products())
+    refuse_names((*products["parent"].carried, *(header.shard for header in products["parent"].headers)))
     if lock:
         hold(lock, products["parent"], recipe.parent.repository, recipe.parent.revision, paranoid)
     products["plan"] = make_plan(recipe, products["parent"], products["assignments"])

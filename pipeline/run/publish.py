@@ -32,6 +32,7 @@ from shardmill.pipeline.manifest.store import Store
 from shardmill.pipeline.plan.types import Plan, ShardPlan
 from shardmill.pipeline.run.digests import sha256_of, some_tensors_of, steadily
 from shardmill.pipeline.run.resume import holds_receipt
+from shardmill.pipeline.stages.census import words
 from shardmill.pipeline.stages.index import index_bytes
 from shardmill.pipeline.stages.job import Prepared, Products, Settings
 from shardmill.pipeline.types import (
@@ -52,6 +53,7 @@ class Published:
     written: tuple[str, ...]  # every file that was written anew
     files: tuple[str, ...]  # every file that the manifest describes
     stats: StatCache  # of the files that the new manifest describes; no fingerprint yet
+    odd: tuple[str, ...] = ()  # a sentence for each tensor that holds NaN, Inf or nothing but zeros
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,8 @@ def publish(
     """
     plan = prepared.plan
     receipts = [_receipt(shard, made, store, memory, settings) for shard in plan.shards]
+    if settings.strict:
+        _refuse_odd(receipts)
     products = prepared.dag.run(
         "checkpoint",
         prepared.dag.after_shards(),
@@ -100,7 +104,9 @@ def publish(
     outputs = {
         name: stat for name, each in placed.items() if (stat := _stat_in_place(store.out / name, each))
     }
-    return Published(tuple(staged), tuple(files), StatCache(_parent_stats(prepared, store, made), outputs))
+    stats = StatCache(_parent_stats(prepared, store, made), outputs)
+    odd = tuple(words(name, dict(each)) for name, each in sorted(odd_values(receipts).items()))
+    return Published(tuple(staged), tuple(files), stats, odd)
 
 
 def _placed_shard(receipt: Receipt, made: Mapping[str, Staged], judged: Mapping[str, Stat]) -> Placed:
@@ -143,7 +149,7 @@ def _refuse_changed(
 
 
 def _stat_in_place(path: Path, placed: Placed) -> Stat | None:
-    """The Stat of a published file, where its bytes are known under it. To take its name has moved a new one's ctime."""
+    """The Stat of a published file, where its bytes are known under it. To take its name moved a new one's ctime."""
     now = stat_or_none(path)
     if now is None or placed.is_new:
         return now if now and now[:3] == placed.stat[:3] else None
@@ -157,7 +163,7 @@ def _parent_stats(prepared: Prepared, store: Store, made: Mapping[str, Staged]) 
     """
     parent = prepared.parent
     read: dict[str, set[Stat]] = {name: set() for name in parent.stats}
-    for file, staged in made.items():
+    for staged in made.values():
         for name, stat in staged.inputs.items():
             read.setdefault(name, set()).add(_stat_of_link(parent.path(name), store.out / name, stat))
     return {
@@ -261,6 +267,7 @@ def _receipt_before(before: Manifest | None, shard: ShardPlan) -> Receipt:
         sources=record.sources,
         counts={name: conversion.counts for name, conversion in converted.items() if conversion.counts},
         repairs=tuple(repair for repair in before.repairs if repair.get("tensor") in record.tensors),
+        values={name: odd for name, odd in before.values.items() if name in record.tensors},
     )
 
 
@@ -346,4 +353,20 @@ def _manifest(
         dropped=plan.dropped,
         renamed=plan.renamed,
         repairs=(*plan.repairs, *(repair for receipt in receipts for repair in receipt.repairs)),
+        values=odd_values(receipts),
     )
+
+
+def odd_values(receipts: Sequence[Receipt]) -> dict[str, Mapping[str, int]]:
+    """Output tensor -> NaN, Inf and zeros that it holds, of those that hold any."""
+    return {name: odd for receipt in receipts for name, odd in receipt.values.items()}
+
+
+def _refuse_odd(receipts: Sequence[Receipt]) -> None:
+    """Raises BuildError where a strict build has NaN, Inf, a matrix of zeros or an empty tensor."""
+    if found := odd_values(receipts):
+        name = min(found)
+        raise BuildError(
+            f"{words(name, dict(found[name]))} (one of {len(found)} such tensors), and the build is strict; fix the "
+            f"parent checkpoint, or leave --strict out"
+        )

@@ -177,7 +177,9 @@ def _unordered(named: Mapping[str, tuple[str, ...]], table: Mapping[str, Stage])
                     )
 
 
-def _idle(named: Mapping[str, tuple[str, ...]], table: Mapping[str, Stage], wanted: set[str]) -> Iterable[str]:
+def _idle(
+    named: Mapping[str, tuple[str, ...]], table: Mapping[str, Stage], wanted: set[str]
+) -> Iterable[str]:
     """Stages whose product nothing takes."""
     for name in named:
         product = table[name].produces
@@ -185,7 +187,8 @@ def _idle(named: Mapping[str, tuple[str, ...]], table: Mapping[str, Stage], want
             other
             for other, needs in named.items()
             if name in needs
-            and product in {BETWEEN.get(each, each) for each in (*table[other].consumes, *table[other].accepts)}
+            and product
+            in {BETWEEN.get(each, each) for each in (*table[other].consumes, *table[other].accepts)}
         }
         if product not in wanted and not takers:
             yield f"stage {name!r} makes {product!r}, which no stage that needs it takes; add it to `needs`, or remove it"

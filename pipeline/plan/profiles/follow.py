@@ -9,7 +9,14 @@ from typing import Any
 
 from shardmill.pipeline.types import TensorRef
 
-_LISTS = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules", "llm_int8_skip_modules", "targets")
+_LISTS = (
+    "modules_to_not_convert",
+    "ignored_layers",
+    "ignore",
+    "exclude_modules",
+    "llm_int8_skip_modules",
+    "targets",
+)
 _TABLES = ("quantized_layers",)
 _LEAVES = re.compile(r"\.(weight|bias|weight_[a-z_0-9]+|input_scale|qweight|qzeros|scales|g_idx)$")
 
@@ -44,7 +51,9 @@ def _followed(key: str, value: Any, modules: Mapping[str, str], gone: set[str]) 
 
 def _list(entries: list[Any], modules: Mapping[str, str], gone: set[str]) -> list[Any]:
     """The entries of a list of modules; a pattern that no longer hits a renamed one is joined by its new name."""
-    kept = [modules.get(each, each) if isinstance(each, str) else each for each in entries if each not in gone]
+    kept = [
+        modules.get(each, each) if isinstance(each, str) else each for each in entries if each not in gone
+    ]
     texts = [each for each in entries if isinstance(each, str)]
     added = [
         new

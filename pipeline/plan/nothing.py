@@ -21,10 +21,11 @@ def nothing_done(recipe: Recipe, parent: Parent, assignments: Iterable[Assignmen
     promise = _PROMISES.search(recipe.name.lower())
     if promise is None or any(each.action.kind != "copy" for each in assignments):
         return []
-    return [
+    sentence = (
         f"the recipe {recipe.name!r} converts nothing, so its result would be a copy under a name that promises "
         f"{promise[1]}; {why_nothing(parent.tensors)}; change its families, or its name"
-    ]
+    )
+    return [sentence]
 
 
 def why_nothing(tensors: Mapping[str, TensorRef]) -> str:

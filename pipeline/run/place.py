@@ -22,9 +22,7 @@ def refuse_names(names: Iterable[str]) -> None:
     for name in names:
         last = name.rpartition("/")[2]
         if not name.isprintable() and any("\ud800" <= sign <= "\udfff" for sign in name):
-            raise BuildError(
-                f"{name!a}: its name is no UTF-8, which no manifest can hold; rename the file"
-            )
+            raise BuildError(f"{name!a}: its name is no UTF-8, which no manifest can hold; rename the file")
         if len(last.encode()) > NAME_BYTES_MAX:
             raise BuildError(
                 f"{last}: its name has {len(last.encode())} bytes, the limit is {NAME_BYTES_MAX}; rename it"

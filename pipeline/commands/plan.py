@@ -16,7 +16,6 @@ from shardmill.pipeline.commands.options import (
     json_option,
     out_option,
     parent_option,
-    printable,
     recipe_option,
     show_json,
 )

@@ -45,4 +45,4 @@ def why_nothing(tensors: Mapping[str, TensorRef]) -> str:
         }
     )
     what = f", with scales like {', '.join(scales[:3])}" if scales else ", without scales beside them"
-    return f"the parent has {held} weights{what}: not block FP8 with one F32 or BF16 scale a block, so they stay as they are"
+    return f"the parent has {held} weights{what}: not block FP8 with F32 or BF16 scales, so they stay as they are"

@@ -73,13 +73,12 @@ def _with_kv(config: Mapping[str, Any], child: Child) -> dict[str, Any]:
         return {}
     own = config.get(DECLARED) or {}
     if own.get("quant_method") not in _WITH_KV:
-        raise PlanError(
-            [
-                f"config.json declares a {_KV} and {scales[0]} holds its scale ({len(scales)} in all), but the profile "
-                f"{child.recipe.output.profile!r} can't declare it: choose 'compressed-tensors' or 'modelopt-mixed', "
-                f"or drop these scales"
-            ]
+        sentence = (
+            f"config.json declares a {_KV} and {scales[0]} holds its scale ({len(scales)} in all), but the profile "
+            f"{child.recipe.output.profile!r} can't declare it: choose 'compressed-tensors' or 'modelopt-mixed', "
+            f"or drop these scales"
         )
+        raise PlanError([sentence])
     return {DECLARED: {**own, _KV: scheme}}
 
 

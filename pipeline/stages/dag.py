@@ -165,7 +165,7 @@ def _unordered(named: Mapping[str, tuple[str, ...]], table: Mapping[str, Stage])
             continue
         for one, other in combinations(names, 2):
             if one not in above[other] and other not in above[one]:
-                yield f"stages {one!r} and {other!r} both make {product!r}, in no order; let one need the other"
+                yield f"stages {one!r} and {other!r} both make {product!r}, in no order"
         for name in named:
             if product not in table[name].consumes or name in names:
                 continue
@@ -191,7 +191,7 @@ def _idle(
             in {BETWEEN.get(each, each) for each in (*table[other].consumes, *table[other].accepts)}
         }
         if product not in wanted and not takers:
-            yield f"stage {name!r} makes {product!r}, which no stage that needs it takes; remove it"
+            yield f"stage {name!r} makes {product!r}, which nothing takes; remove it"
 
 
 def _makers(product: str, table: Mapping[str, Stage]) -> str:

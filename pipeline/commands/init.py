@@ -13,9 +13,11 @@ from shardmill.pipeline.commands.options import json_option, renamed_option, sho
 from shardmill.pipeline.commands.parent import ParentFolder
 from shardmill.pipeline.commands.progress import human
 from shardmill.pipeline.container.hub import Mirror
-from shardmill.pipeline.errors import RecipeError
+from shardmill.pipeline.errors import PlanError, RecipeError
 
 _CACHED = re.compile(r"models--(?P<org>.+?)--(?P<name>.+)/snapshots/(?P<revision>[0-9a-f]{40})$")
+
+_UNWRITTEN = frozenset("{}*")  # what a recipe's globs have for themselves
 
 
 @click.command()
@@ -57,6 +59,7 @@ def init(
     Example: shardmill init /data/Qwen3-8B -o qwen3-8b.toml && shardmill plan -c qwen3-8b.toml --parent /data/Qwen3-8B
     """
     from shardmill.pipeline.init.draft import RecipeDraft, default_profile, draft
+    from shardmill.pipeline.plan.nothing import why_nothing
     from shardmill.pipeline.recipe.tables import Recipe
     from shardmill.pipeline.stages.job import Checkpoint
     from shardmill.pipeline.stages.scan import scan
@@ -64,6 +67,13 @@ def init(
     if out.exists() and not force:
         raise RecipeError([f"{out}: exists already; choose another --out, or give --force to replace it"])
     headers = scan(Checkpoint(Recipe.model_construct(), parent))
+    if unwritable := [name for name in headers.tensors if not _UNWRITTEN.isdisjoint(name) or not name.isprintable()]:
+        raise RecipeError(
+            [
+                f"{parent}: the tensor {unwritable[0]!r} has a character that means something in a glob, or none that "
+                f"prints ({len(unwritable)} such names); write the recipe by hand, with `*` in its place"
+            ]
+        )
     repository, revision = _origin(parent)
     base = (repository or parent.resolve().name).rpartition("/")[2].lower()
     made: RecipeDraft = draft(
@@ -74,6 +84,8 @@ def init(
         repository,
         revision,
     )
+    if not made.plan.conversions:
+        raise PlanError([f"{parent}: no weight converts to {aim}: {why_nothing(headers.tensors)}; no recipe is written"])
     out.write_text(made.text, encoding="utf-8")
     (_show_json if as_json else _show)(made, out, parent)
 

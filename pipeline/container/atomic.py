@@ -6,6 +6,8 @@ file as it was, and at most a `.part` that the next write replaces.
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import BinaryIO
 from shardmill.pipeline.container.filesystem import sync_file
 
 PART_SUFFIX = ".part"
+_NAME_BYTES_MAX = 255  # of every file system in use
 
 
 @contextmanager
@@ -23,7 +26,7 @@ def whole_file(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
     `sync`: its bytes are on the disk before it gets its name. Raises OSError that names `path`, also of a full disk,
     whose own error names no file.
     """
-    part = path.with_name(path.name + PART_SUFFIX)
+    part = _part_of(path)
     try:
         with part.open("wb") as file:
             yield file
@@ -37,6 +40,14 @@ def whole_file(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
     except BaseException:
         _discard(part)
         raise
+
+
+def _part_of(path: Path) -> Path:
+    """The name of a file while it is written. A name too long for the suffix is replaced by its digest."""
+    name = path.name + PART_SUFFIX
+    if len(os.fsencode(name)) > _NAME_BYTES_MAX:
+        name = hashlib.sha256(os.fsencode(path.name)).hexdigest() + PART_SUFFIX
+    return path.with_name(name)
 
 
 def _discard(part: Path) -> None:

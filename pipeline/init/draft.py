@@ -22,6 +22,7 @@ from shardmill.pipeline.init.write import (
 from shardmill.pipeline.plan.plan import make_plan
 from shardmill.pipeline.plan.profiles.child import FLOATS
 from shardmill.pipeline.plan.types import Plan
+from shardmill.pipeline.plan.profiles.truth import stated
 from shardmill.pipeline.recipe.globs import fold
 from shardmill.pipeline.recipe.tables import Recipe
 from shardmill.pipeline.stages.classify import classify
@@ -42,8 +43,7 @@ class RecipeDraft:
 
 def default_profile(parent: Parent) -> str:
     """The profile that suits a parent: its own where it is ModelOpt's, else the one most loaders read."""
-    stated = parent.config.get("quantization_config") or {}
-    return "modelopt-mixed" if stated.get("quant_method") == "modelopt" else "fp8"
+    return "modelopt-mixed" if stated(parent.config).get("quant_method") == "modelopt" else "fp8"
 
 
 def draft(

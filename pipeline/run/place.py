@@ -14,7 +14,7 @@ from shardmill.pipeline.plan.types import ShardPlan
 from shardmill.pipeline.stages.job import Passthrough
 from shardmill.pipeline.types import Parent
 
-NAME_BYTES_MAX = 240  # of 255: a file being made has a longer name than its own
+NAME_BYTES_MAX = 250  # of 255: a receipt has a longer name than its file
 
 
 def refuse_names(names: Iterable[str]) -> None:

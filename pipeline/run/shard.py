@@ -69,7 +69,7 @@ def fill(task: ShardTask, watch: Watch, worker: Worker) -> StagedShard:
     """Runs the shard stages of the DAG over one shard. The caller finishes the StagedShard, which holds a file open."""
     store, dag = Store(task.out), arrange(task.dag_needs, STAGES)
     whole = store.staging / task.plan.file
-    staged = whole.with_name(f"{whole.name}.{secrets.token_hex(4)}")
+    staged = whole.with_name(f"{secrets.token_hex(8)}.part")
     with ExitStack() as written, ExitStack() as read:
         opened = {
             shard: (read.enter_context(Source(each.path, each.stat, task.once)), each.data_begin)

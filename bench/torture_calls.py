@@ -116,7 +116,11 @@ def built(home: Path, parent: Path) -> dict[str, str]:
 
 
 def digests(out: Path) -> dict[str, str]:
-    return {name: hashlib.sha256(data).hexdigest() for name, data in published(out).items()} if out.is_dir() else {}
+    return (
+        {name: hashlib.sha256(data).hexdigest() for name, data in published(out).items()}
+        if out.is_dir()
+        else {}
+    )
 
 
 def fresh(kind: Kind, home: Path) -> Path:
@@ -131,7 +135,13 @@ def failures(kind: Kind, home: Path, calls: list[str]) -> Iterator[tuple[str, st
     """(call, errno, nth) for each call of a whole build that touches the output folder."""
     for call in calls:
         out, log = fresh(kind, home), home / "log"
-        command(home, kind.parent, out, *kind.options, pre=(*_STRACE, "-y", "-o", str(log), "-e", f"trace=/^{call}(at2?)?$"))
+        command(
+            home,
+            kind.parent,
+            out,
+            *kind.options,
+            pre=(*_STRACE, "-y", "-o", str(log), "-e", f"trace=/^{call}(at2?)?$"),
+        )
         for nth in sorted(_places(log, home)):
             for error in ERRNOS[call]:
                 yield call, error, nth
@@ -164,7 +174,9 @@ def attempt(kind: Kind, home: Path, call: str, error: str, nth: int) -> str:
     return "wrong" if faults else "refused" if done.returncode else "passed over"
 
 
-def _faults(kind: Kind, out: Path, earlier: dict[str, str], done: subprocess.CompletedProcess[str]) -> Iterator[str]:
+def _faults(
+    kind: Kind, out: Path, earlier: dict[str, str], done: subprocess.CompletedProcess[str]
+) -> Iterator[str]:
     now = digests(out)
     if "Traceback" in done.stderr:
         yield f"traceback: {done.stderr[-300:]}"

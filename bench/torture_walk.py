@@ -177,13 +177,19 @@ def output_removed(walk: Walk) -> None:
 def state_garbled(walk: Walk) -> None:
     state = walk.out / STATE_FOLDER
     if path := walk.some(state):
-        path.write_bytes(walk.draw.choice([b"", b"[]", b"{}", b"null", b'{"staged": 1}', os.urandom(40), b"[" * 5000]))
+        path.write_bytes(
+            walk.draw.choice([b"", b"[]", b"{}", b"null", b'{"staged": 1}', os.urandom(40), b"[" * 5000])
+        )
 
 
 def state_leads_outside(walk: Walk) -> None:
     state = walk.out / STATE_FOLDER
     if state.is_dir() and walk.draw.random() < 0.2:
-        journal = {"staged": {"../evil": None}, "removed": ["../../pristine/config.json"], "entry": "model.safetensors"}
+        journal = {
+            "staged": {"../evil": None},
+            "removed": ["../../pristine/config.json"],
+            "entry": "model.safetensors",
+        }
         (state / "commit.json").write_text(json.dumps(journal))
 
 
@@ -196,7 +202,7 @@ def recipe_changes(walk: Walk) -> None:
     numerics = walk.draw.choice(NUMERICS)
     block = walk.draw.choice(["[32, 32]", "[16, 16]", "[64, 64]"])
     walk.recipe = "\n".join(
-        f"block = {block}\nnumerics = \"{numerics}\"" if line.startswith("block =") else line
+        f'block = {block}\nnumerics = "{numerics}"' if line.startswith("block =") else line
         for line in RECIPE.splitlines()
         if not line.startswith("numerics")
     )

@@ -67,13 +67,14 @@ def init(
     if out.exists() and not force:
         raise RecipeError([f"{out}: exists already; choose another --out, or give --force to replace it"])
     headers = scan(Checkpoint(Recipe.model_construct(), parent))
-    if unwritable := [name for name in headers.tensors if not _UNWRITTEN.isdisjoint(name) or not name.isprintable()]:
-        raise RecipeError(
-            [
-                f"{parent}: the tensor {unwritable[0]!r} has a character that means something in a glob, or none that "
-                f"prints ({len(unwritable)} such names); write the recipe by hand, with `*` in its place"
-            ]
+    if unwritable := [
+        name for name in headers.tensors if not _UNWRITTEN.isdisjoint(name) or not name.isprintable()
+    ]:
+        sentence = (
+            f"{parent}: the tensor {unwritable[0]!r} has a character that means something in a glob, or none that "
+            f"prints ({len(unwritable)} such names); write the recipe by hand, with `*` in its place"
         )
+        raise RecipeError([sentence])
     repository, revision = _origin(parent)
     base = (repository or parent.resolve().name).rpartition("/")[2].lower()
     made: RecipeDraft = draft(
@@ -85,7 +86,9 @@ def init(
         revision,
     )
     if not made.plan.conversions:
-        raise PlanError([f"{parent}: no weight converts to {aim}: {why_nothing(headers.tensors)}; no recipe is written"])
+        raise PlanError(
+            [f"{parent}: no weight converts to {aim}: {why_nothing(headers.tensors)}; no recipe is written"]
+        )
     out.write_text(made.text, encoding="utf-8")
     (_show_json if as_json else _show)(made, out, parent)
 

@@ -21,8 +21,8 @@ from shardmill.pipeline.init.write import (
 )
 from shardmill.pipeline.plan.plan import make_plan
 from shardmill.pipeline.plan.profiles.child import FLOATS
-from shardmill.pipeline.plan.types import Plan
 from shardmill.pipeline.plan.profiles.truth import stated
+from shardmill.pipeline.plan.types import Plan
 from shardmill.pipeline.recipe.globs import fold
 from shardmill.pipeline.recipe.tables import Recipe
 from shardmill.pipeline.stages.classify import classify

@@ -57,7 +57,7 @@ class Store:
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise BuildError(
-                f"{error.filename or self.out}: cannot be written: {error.strerror}; choose another --out"
+                f"{self.out}: cannot be written: {error.strerror}; choose another --out"
             ) from None
 
     def load(self) -> Memory:

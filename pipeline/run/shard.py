@@ -22,6 +22,8 @@ from shardmill.pipeline.stages.dag import arrange
 from shardmill.pipeline.stages.job import Products, Settings, ShardJob, Watch, Worker
 from shardmill.pipeline.types import Parent, Stat, TensorRef
 
+_NAME_SHOWN = 48  # letters of a file's name, in that under which it is made
+
 
 @dataclass(frozen=True, slots=True)
 class Input:
@@ -69,7 +71,7 @@ def fill(task: ShardTask, watch: Watch, worker: Worker) -> StagedShard:
     """Runs the shard stages of the DAG over one shard. The caller finishes the StagedShard, which holds a file open."""
     store, dag = Store(task.out), arrange(task.dag_needs, STAGES)
     whole = store.staging / task.plan.file
-    staged = whole.with_name(f"{secrets.token_hex(8)}.part")
+    staged = whole.with_name(f"{whole.name[:_NAME_SHOWN]}.{secrets.token_hex(4)}")
     with ExitStack() as written, ExitStack() as read:
         opened = {
             shard: (read.enter_context(Source(each.path, each.stat, task.once)), each.data_begin)

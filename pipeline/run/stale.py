@@ -89,7 +89,7 @@ def _reason(
 ) -> str | None:
     if manifest is None:
         return "it was not built yet"
-    if shard.file not in manifest.shards:
+    if shard.file not in manifest.shards or shard.file not in manifest.files:
         return "the checkpoint built before does not have it"
     if not _key_proves_it(shard, sources[0], manifest.shards[shard.file]):
         return _what_changed(shard, sources[0], plan, manifest)

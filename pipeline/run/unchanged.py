@@ -115,6 +115,7 @@ def _stats_below(folders: Iterable[Path]) -> dict[str, Stat]:
     return {
         str(path): stat
         for folder in folders
+        if folder.is_dir()
         for root, _, names in os.walk(folder, onerror=_raise)
         if Path(root).name != "__pycache__"
         for path in (Path(root, name) for name in names)

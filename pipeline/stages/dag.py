@@ -131,8 +131,6 @@ def arrange(
         if product not in made
     ]
     problems += _unordered(named, table)
-    if wanted := set(wanted_products):
-        problems += _idle(named, table, wanted)
     dag = Dag(order, named, table)
     late = set(dag.after_shards())
     problems += [
@@ -172,26 +170,9 @@ def _unordered(named: Mapping[str, tuple[str, ...]], table: Mapping[str, Stage])
             for maker in names:
                 if maker not in above[name]:
                     yield (
-                        f"stage {name!r} consumes {product!r}, which {maker!r} makes anew; add {maker!r} to its `needs`, "
+                        f"stage {name!r} consumes {product!r}, which {maker!r} makes anew; add {maker!r} to its needs, "
                         f"or remove that stage"
                     )
-
-
-def _idle(
-    named: Mapping[str, tuple[str, ...]], table: Mapping[str, Stage], wanted: set[str]
-) -> Iterable[str]:
-    """Stages whose product nothing takes."""
-    for name in named:
-        product = table[name].produces
-        takers = {
-            other
-            for other, needs in named.items()
-            if name in needs
-            and product
-            in {BETWEEN.get(each, each) for each in (*table[other].consumes, *table[other].accepts)}
-        }
-        if product not in wanted and not takers:
-            yield f"stage {name!r} makes {product!r}, which nothing takes; remove it"
 
 
 def _makers(product: str, table: Mapping[str, Stage]) -> str:

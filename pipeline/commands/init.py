@@ -17,7 +17,6 @@ from shardmill.pipeline.errors import PlanError, RecipeError
 
 _CACHED = re.compile(r"models--(?P<org>.+?)--(?P<name>.+)/snapshots/(?P<revision>[0-9a-f]{40})$")
 
-_UNWRITTEN = frozenset("{}*")  # what a recipe's globs have for themselves
 
 
 @click.command()
@@ -59,7 +58,7 @@ def init(
     Example: shardmill init /data/Qwen3-8B -o qwen3-8b.toml && shardmill plan -c qwen3-8b.toml --parent /data/Qwen3-8B
     """
     from shardmill.pipeline.init.draft import RecipeDraft, default_profile, draft
-    from shardmill.pipeline.plan.nothing import why_nothing
+    from shardmill.pipeline.plan.nothing import holds_codes, why_nothing
     from shardmill.pipeline.recipe.tables import Recipe
     from shardmill.pipeline.stages.job import Checkpoint
     from shardmill.pipeline.stages.scan import scan
@@ -67,25 +66,25 @@ def init(
     if out.exists() and not force:
         raise RecipeError([f"{out}: exists already; choose another --out, or give --force to replace it"])
     headers = scan(Checkpoint(Recipe.model_construct(), parent))
-    if unwritable := [
-        name for name in headers.tensors if not _UNWRITTEN.isdisjoint(name) or not name.isprintable()
-    ]:
-        sentence = (
-            f"{parent}: the tensor {unwritable[0]!r} has a character that means something in a glob, or none that "
-            f"prints ({len(unwritable)} such names); write the recipe by hand, with `*` in its place"
-        )
-        raise RecipeError([sentence])
     repository, revision = _origin(parent)
     base = (repository or parent.resolve().name).rpartition("/")[2].lower()
-    made: RecipeDraft = draft(
-        headers,
-        name or f"{base}-{aim}",
-        profile or default_profile(headers),
-        aim,
-        repository,
-        revision,
-    )
-    if not made.plan.conversions:
+    try:
+        made: RecipeDraft = draft(
+            headers,
+            name or f"{base}-{aim}",
+            profile or default_profile(headers),
+            aim,
+            repository,
+            revision,
+        )
+    except (ValueError, IndexError) as error:
+        odd = next((name for name in headers.tensors if set(name) & set("{}*") or not name.isprintable()), "?")
+        sentence = (
+            f"{parent}: no recipe can be drafted ({type(error).__name__}): a name such as {odd!r} means something else "
+            f"in a glob, or does not print; write the recipe by hand, with `*` in its place"
+        )
+        raise PlanError([sentence]) from None
+    if not made.plan.conversions and not (aim == "fp8" and holds_codes(headers.tensors)):
         raise PlanError(
             [f"{parent}: no weight converts to {aim}: {why_nothing(headers.tensors)}; no recipe is written"]
         )

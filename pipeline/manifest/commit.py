@@ -50,7 +50,7 @@ class Journal:
             staged, removed = _marks(fields["staged"]), fields["removed"]
             if entry not in ENTRY_FILES or not isinstance(removed, list):
                 return None
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError):
             return None
         refuse_outside((*staged, *removed), path)
         return cls(staged, tuple(removed), entry)

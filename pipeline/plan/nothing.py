@@ -19,6 +19,8 @@ _CODES = ("F8_", "U8", "I8", "F4", "I32", "F6_")
 def nothing_done(recipe: Recipe, parent: Parent, assignments: Iterable[Assignment]) -> list[str]:
     """Why the recipe's name promises what it does not do; empty where it does something, or promises nothing."""
     promise = _PROMISES.search(recipe.name.lower())
+    if promise is not None and promise[1] != "bf16" and holds_codes(parent.tensors):
+        return []  # the parent is quantized already, and stays so
     if promise is None or any(each.action.kind != "copy" for each in assignments):
         return []
     sentence = (
@@ -26,6 +28,11 @@ def nothing_done(recipe: Recipe, parent: Parent, assignments: Iterable[Assignmen
         f"{promise[1]}; {why_nothing(parent.tensors)}; change its families, or its name"
     )
     return [sentence]
+
+
+def holds_codes(tensors: Mapping[str, TensorRef]) -> bool:
+    """Whether a parent has quantized weights."""
+    return any(ref.dtype.startswith(_CODES) and len(ref.shape) > 1 for ref in tensors.values())
 
 
 def why_nothing(tensors: Mapping[str, TensorRef]) -> str:

@@ -231,6 +231,8 @@ def walk(seed: int, steps: int, home: Path) -> tuple[list[str], Counter[str]]:
     for number in range(steps):
         if fault := walked.step():
             faults.append(f"seed {seed}, step {number}: {fault}")
+        if number % 50 == 49:
+            print(f"seed {seed}: {number + 1} steps, {len(faults)} faults", flush=True)
         if not (walked.pristine / "config.json").exists() or (home / "evil").exists():
             faults.append(f"seed {seed}, step {number}: a file outside the output was touched")
             break

@@ -18,7 +18,6 @@ from shardmill.pipeline.errors import PlanError, RecipeError
 _CACHED = re.compile(r"models--(?P<org>.+?)--(?P<name>.+)/snapshots/(?P<revision>[0-9a-f]{40})$")
 
 
-
 @click.command()
 @click.argument("parent", metavar="DIR", type=ParentFolder())
 @renamed_option(
@@ -78,7 +77,9 @@ def init(
             revision,
         )
     except (ValueError, IndexError) as error:
-        odd = next((name for name in headers.tensors if set(name) & set("{}*") or not name.isprintable()), "?")
+        odd = next(
+            (name for name in headers.tensors if set(name) & set("{}*") or not name.isprintable()), "?"
+        )
         sentence = (
             f"{parent}: no recipe can be drafted ({type(error).__name__}): a name such as {odd!r} means something else "
             f"in a glob, or does not print; write the recipe by hand, with `*` in its place"

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardmill.pipeline.commands.options import json_option, printable, show_json, tell
+from shardmill.pipeline.commands.options import json_option, show_json, tell
+from shardmill.pipeline.commands.printable import printable
 from shardmill.pipeline.commands.progress import counted
 from shardmill.pipeline.errors import ShardmillError
 

@@ -133,7 +133,7 @@ def _make(job: _Job, name: str, part: Path) -> bool:
 
 def _pass_on(path: Path, target: Path, how: Passthrough) -> bool:
     stat = file_stat(path)
-    with Source(path, stat, linked=True) as source, Sink(target, stat[0]) as sink:
+    with Source(path, stat) as source, Sink(target, stat[0]) as sink:
         if sink.share(source, how):
             return how == "hardlink"
         sink.reserve()
@@ -183,7 +183,7 @@ def _copy_run(job: _Job, name: str, file: NewFile, run: Run, begin: int, sink: S
             for ref in map(refs.__getitem__, run.tensors)
         ]
     buffer, start = Buffers().get("chunk", CHUNK_BYTES), place
-    with Source(path, file_stat(path), linked=True) as source:
+    with Source(path, file_stat(path)) as source:
         for first, last in _joined(spans):
             for _, chunk in source.chunks(buffer, first, last):
                 sink.write(chunk, place)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from shardmill.pipeline.container.header import read_header
 from shardmill.pipeline.errors import CheckpointError
-from shardmill.pipeline.manifest.records import MANIFEST_FILE, Manifest
+from shardmill.pipeline.manifest.records import MANIFEST_FILE, STATE_FOLDER, Manifest
 from shardmill.pipeline.types import Header
 
-_PRIVATE = frozenset({".shardmill", ".git", ".cache"})  # folders that are nobody's to publish
+_PRIVATE = frozenset({STATE_FOLDER, ".git", ".cache"})  # folders that are nobody's to publish
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ import json
 import lzma
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import PurePosixPath
 from typing import Any, Literal
 
 from shardmill.pipeline.errors import CheckpointError
 from shardmill.pipeline.manifest.digest import canonical, key_of
+from shardmill.pipeline.manifest.records import leads_outside
 
 DELTA_FORMAT = "shardmill/delta/1"
 DELTA_FILE = "delta.json.xz"
@@ -144,6 +144,5 @@ def _new_file(name: str, fields: dict[str, Any]) -> NewFile:
 
 
 def _refuse_outside(name: str) -> None:
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
+    if leads_outside(name):
         raise ValueError(f"it names {name!r}, which leads out of the folder")

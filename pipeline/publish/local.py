@@ -9,13 +9,12 @@ from pathlib import Path
 
 from shardmill.pipeline.delta.child import open_child, published_names
 from shardmill.pipeline.errors import CheckpointError
-from shardmill.pipeline.manifest.records import MANIFEST_FILE, Manifest
+from shardmill.pipeline.manifest.records import MANIFEST_FILE, STATE_FOLDER, Manifest
 from shardmill.pipeline.publish.facts import LocalFile
 from shardmill.pipeline.run.digests import sha256_of
 from shardmill.pipeline.types import INDEX_FILE, SINGLE_FILE
 
 _SMALL_BYTES = 64 << 20  # a larger file is no plain git file on any hub
-_STATE = ".shardmill"
 
 
 def local_files(folder: Path) -> tuple[tuple[LocalFile, ...], Manifest | None]:
@@ -45,7 +44,7 @@ def _git_oid(path: Path) -> str:
 
 
 def _refuse_unfinished(folder: Path) -> None:
-    if (folder / _STATE / "commit.json").exists():
+    if (folder / STATE_FOLDER / "commit.json").exists():
         raise CheckpointError(f"{folder}: a build was interrupted in its commit; run that build again first")
     if not (folder / INDEX_FILE).is_file() and not (folder / SINGLE_FILE).is_file():
         raise CheckpointError(

@@ -55,7 +55,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return published(folder)
 
 
-@settings(max_examples=120)
+@settings(max_examples=50)
 @given(children(), children(), st.sampled_from(["hardlink", "copy"]))
 def test_a_delta_of_any_two_children_makes_the_second_from_the_first(old: Any, new: Any, how: Any) -> None:
     with tempfile.TemporaryDirectory() as name:

@@ -274,7 +274,9 @@ def call_name(method: str, url: str) -> str:
 def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        wbufsize = -1  # an answer in one packet: in two, the second waits 40 ms for the first to be acknowledged
+        wbufsize = (
+            -1
+        )  # an answer in one packet: in two, the second waits 40 ms for the first to be acknowledged
         disable_nagle_algorithm = True
 
         def log_message(self, *_: Any) -> None:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from shardmill.pipeline.container.atomic import PART_SUFFIX
+from shardmill.pipeline.container.filesystem import sync_folder
 from shardmill.pipeline.errors import BuildError
 
 
@@ -26,6 +27,8 @@ def whole_folder(out: Path) -> Iterator[Path]:
     target = out.resolve()
     refuse_taken(out)
     part = target.with_name(f".{target.name}{PART_SUFFIX}")
+    if part.is_symlink():
+        raise BuildError(f"{part}: is a link; files there would be deleted, remove the link")
     part.mkdir(parents=True, exist_ok=True)
     handle = os.open(part, os.O_RDONLY)
     try:
@@ -35,7 +38,7 @@ def whole_folder(out: Path) -> Iterator[Path]:
         _sync(part)
         refuse_taken(out)
         part.rename(target)
-        _sync_one(target.parent)
+        sync_folder(target.parent)
     except BaseException:
         if _holds(handle, part):
             shutil.rmtree(part, ignore_errors=True)
@@ -55,8 +58,10 @@ def refuse_taken(out: Path) -> None:
 def _lock(handle: int, part: Path, out: Path) -> None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         raise BuildError(f"{out}: another run is writing it; let that one end") from None
+    except OSError:  # a file system without locks
+        return
     if not _is_same(handle, part):
         raise BuildError(f"{out}: another run has just written it; nothing is left to do")
 
@@ -65,8 +70,10 @@ def _holds(handle: int, part: Path) -> bool:
     """Whether `part` is this run's: it is still the folder behind `handle`, and no other run has locked it."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return False
+    except OSError:
+        pass
     return _is_same(handle, part)
 
 
@@ -81,12 +88,4 @@ def _empty(folder: Path) -> None:
 
 def _sync(folder: Path) -> None:
     for root, _, _ in os.walk(folder):
-        _sync_one(Path(root))
-
-
-def _sync_one(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        sync_folder(Path(root))

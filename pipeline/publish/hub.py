@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,14 @@ class Hub:
     """The hub that HF_ENDPOINT names."""
 
     def __init__(self, place: Place) -> None:
-        """Raises HubError where huggingface_hub is not installed."""
+        """Raises HubError where huggingface_hub is not installed, or is too old to copy between repositories."""
         self.place = place
         try:
-            from huggingface_hub import HfApi
+            from huggingface_hub import CommitOperationCopy, HfApi
         except ImportError:
             raise HubError(f"{place}: needs huggingface_hub; pip install 'shardmill[hub]'") from None
+        if "src_repo_id" not in signature(CommitOperationCopy).parameters:
+            raise HubError(f"{place}: needs a newer huggingface_hub; pip install --upgrade huggingface_hub")
         self._api = HfApi(endpoint=hub_address(), library_name="shardmill")
 
     def head(self) -> Listing | None:

@@ -111,13 +111,15 @@ def _parent(hub: Hub, manifest: Manifest | None, wish: Wish, tell: Tell) -> List
 
 def _send(hub: Hub, surveyed: Surveyed, plan: Publication, head: Listing, workers: int, tell: Tell) -> str:
     files = [step.file for step in plan.steps if step.way in ("send", "found")]
-    with ThreadPoolExecutor(workers) as pool:
-        tasks = [pool.submit(_send_one, hub, surveyed.folder, file, tell) for file in files]
-        try:
-            additions = [task.result() for task in tasks]
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+    pool = ThreadPoolExecutor(workers)
+    tasks = [pool.submit(_send_one, hub, surveyed.folder, file, tell) for file in files]
+    try:
+        additions = [task.result() for task in tasks]
+    except Exception:
+        pool.shutdown(cancel_futures=True)  # what is on its way arrives, and is not sent again
+        raise
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # a Ctrl-C waits for no shard
     try:
         return hub.commit(plan, additions, head.commit, surveyed.message)
     except CopyRefusedError:

@@ -256,3 +256,12 @@ def test_the_commands_tell_the_sizes_and_exit_1_where_the_old_one_is_wrong(
     refused = CliRunner().invoke(shardmill, ["apply", new, delta, "--out", str(tmp_path / "n")])
     assert isinstance(refused.exception, ShardmillError)
     assert not (tmp_path / "n").exists()
+
+
+def test_a_link_in_the_place_of_the_unfinished_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").write_bytes(b"x")
+    (tmp_path / ".out.part").symlink_to(tmp_path / "mine")
+    with pytest.raises(BuildError, match="is a link"), whole_folder(tmp_path / "out"):
+        pass
+    assert (tmp_path / "mine" / "file").read_bytes() == b"x"

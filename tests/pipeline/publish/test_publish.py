@@ -317,3 +317,13 @@ def test_a_small_file_is_known_by_gits_name_for_it() -> None:
 def test_a_place_names_repository_and_branch() -> None:
     assert str(parse_place("hf://a/b")) == "hf://a/b@main"
     assert str(parse_place("hf://a/b@x/y")) == "hf://a/b@x/y"
+
+
+def test_a_library_that_is_too_old_to_copy_is_told(
+    hub: Hub, child: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub, "CommitOperationCopy", lambda src_path_in_repo, path_in_repo: None)
+    assert "needs a newer huggingface_hub" in str(run(child, PLACE, "--create").exception)
+    assert hub.calls == []

@@ -2,7 +2,7 @@
 PARENT    ?=
 OUT       ?= build/checkpoint
 RECIPE    ?= $(or $(CONFIG),pipeline.toml)
-WORKERS   ?= 2
+WORKERS   ?= auto
 PYTHON    ?= python3
 VENV      := .venv
 BIN       := $(VENV)/bin
@@ -14,7 +14,7 @@ TOY       := build/toy-parent
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  PARENT=dir OUT=dir RECIPE=pipeline.toml WORKERS=2 set what they work on."
+	@echo "  PARENT=dir OUT=dir RECIPE=pipeline.toml WORKERS=auto set what they work on."
 
 setup: $(READY) ## make .venv with the pipeline and the test tools
 

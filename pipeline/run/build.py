@@ -34,6 +34,7 @@ class Summary:
     files_written: tuple[str, ...]  # every published file that was written anew, shards included
     bytes_read: int
     kernel: str  # that encoded weights; none where none were
+    workers: int  # of this machine that made shards
 
     @property
     def resumed(self) -> tuple[str, ...]:
@@ -89,14 +90,17 @@ def _build(
     refuse_full_disk(todo, parent, store.out, settings.passthrough)
     bytes_read = sum(input_bytes(parent, shard) for shard in todo)
     begin(bytes_read)
-    receipts = resumed | make_shards(todo, prepared, store.out, settings, watch)
+    made = make_shards(todo, prepared, store.out, settings, watch)
+    receipts = resumed | made.receipts
     _tell_what_goes(plan, memory, tell)
     published = publish(prepared, store, memory, settings, receipts)
     stats = replace(
         published.stats, fingerprint=fingerprint(prepared.inputs, store.out, published.stats, settings)
     )
     store.save(stats)
-    return Summary(plan, tuple(stale), published.written, bytes_read, _kernel_name(settings, todo))
+    return Summary(
+        plan, tuple(stale), published.written, bytes_read, _kernel_name(settings, todo), made.workers
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 from shardmill.pipeline.container.files import Sink, Source
 from shardmill.pipeline.manifest.records import Receipt
 from shardmill.pipeline.manifest.store import Store
-from shardmill.pipeline.plan.types import ShardPlan
+from shardmill.pipeline.plan.types import Piece, ShardPlan
 from shardmill.pipeline.stages import STAGES
-from shardmill.pipeline.stages.dag import arrange
+from shardmill.pipeline.stages.dag import Dag, arrange
 from shardmill.pipeline.stages.job import Products, Settings, ShardJob, Watch, Worker
 from shardmill.pipeline.types import Parent, Stat
 
@@ -39,6 +40,10 @@ class ShardTask:
     once: bool = False  # the build is larger than the memory: keep none of its bytes in the page cache
 
     @property
+    def dag(self) -> Dag:
+        return arrange(self.dag_needs, STAGES)
+
+    @property
     def input_bytes(self) -> int:
         """Bytes that the progress of this task comes to."""
         return sum(each.stat[0] for each in self.inputs)
@@ -61,23 +66,71 @@ def input_bytes(parent: Parent, shard: ShardPlan) -> int:
 
 def fill(task: ShardTask, watch: Watch, worker: Worker) -> StagedShard:
     """Runs the shard stages of the DAG over one shard. The caller finishes the StagedShard, which holds a file open."""
-    store, dag = Store(task.out), arrange(task.dag_needs, STAGES)
-    whole = store.staging / task.plan.file
-    staged = whole.with_name(f"{whole.name}.{secrets.token_hex(4)}")
+    staged = _new_place(task)
+    with ExitStack() as written:
+        sink = written.enter_context(Sink(staged, task.plan.header.file_bytes, task.once))
+        if task.plan.rewritten:
+            sink.reserve()
+        receipt = _run(task, task.dag.of_shards(), Products(pieces=task.plan.pieces), sink, watch, worker)[
+            "receipt"
+        ]
+        return StagedShard(receipt, staged, _whole(task), written.pop_all())
+
+
+def begin_shared(task: ShardTask) -> Path:
+    """Makes the file of a shard that several workers will fill, and returns its place."""
+    staged = _new_place(task)
+    with Sink(staged, task.plan.header.file_bytes, sync=False) as sink:
+        sink.reserve()
+    return staged
+
+
+def fill_part(
+    task: ShardTask, pieces: tuple[Piece, ...], staged: Path, watch: Watch, worker: Worker
+) -> Products:
+    """What the stages that go piece by piece make of some of the pieces; their bytes are in the file at `staged`."""
+    with Sink(staged, task.plan.header.file_bytes, anew=False, sync=False) as sink:
+        products = _run(task, task.dag.by_piece(), Products(pieces=pieces), sink, watch, worker)
+    del products["pieces"]
+    return products
+
+
+def fill_rest(
+    task: ShardTask, parts: Sequence[Products], staged: Path, watch: Watch, worker: Worker
+) -> StagedShard:
+    """Runs the other stages over a shard of which `parts` are done."""
+    made: dict[str, Any] = {"pieces": task.plan.pieces}
+    for part in parts:
+        for name, product in part.items():
+            made.setdefault(name, {}).update(product)
+    names = [name for name in task.dag.of_shards() if name not in task.dag.by_piece()]
+    with ExitStack() as written:
+        sink = written.enter_context(Sink(staged, task.plan.header.file_bytes, task.once, anew=False))
+        receipt = _run(task, names, cast(Products, made), sink, watch, worker)["receipt"]
+        return StagedShard(receipt, staged, _whole(task), written.pop_all())
+
+
+def _run(
+    task: ShardTask, names: Sequence[str], products: Products, sink: Sink, watch: Watch, worker: Worker
+) -> Products:
     linked = task.settings.passthrough == "hardlink"
-    with ExitStack() as written, ExitStack() as read:
+    with ExitStack() as read:  # its end tells of a source that changed, before the sink is let go
         opened = {
             shard: (read.enter_context(Source(each.path, each.stat, linked, task.once)), each.data_begin)
             for shard, each in zip(task.plan.inputs, task.inputs, strict=True)
         }
-        sink = written.enter_context(Sink(staged, task.plan.header.file_bytes, task.once))
-        if task.plan.rewritten:
-            sink.reserve()
         source, data_begin = opened[task.plan.inputs[0]]
         job = ShardJob(task.plan, source, sink, task.settings, worker, watch, data_begin, opened)
-        products = dag.run("shard", dag.of_shards(), job, Products(pieces=task.plan.pieces))
-        read.close()  # which tells of a source that changed, before the sink is let go
-        return StagedShard(products["receipt"], staged, whole, written.pop_all())
+        return task.dag.run("shard", names, job, products)
+
+
+def _whole(task: ShardTask) -> Path:
+    return Store(task.out).staging / task.plan.file
+
+
+def _new_place(task: ShardTask) -> Path:
+    whole = _whole(task)
+    return whole.with_name(f"{whole.name}.{secrets.token_hex(4)}")
 
 
 def finish_shard(staged: StagedShard, task: ShardTask) -> Receipt:

@@ -140,7 +140,7 @@ def _data(
     jobs = list(_jobs(opened, origin))
     sources = origin.source_jobs() if origin is not None else []
     done = Progress(sum(job.bytes for job in (*jobs, *sources)), progress)
-    results = stream(checkpoint.source, jobs, parent, done.add)
+    results = stream(checkpoint.source, jobs, parent, done)
     for result in results.values():
         report.add(*result.findings)
         if checkpoint.manifest is not None:
@@ -153,7 +153,7 @@ def _data(
     if checkpoint.manifest is not None:
         report.checks("digests")
     if origin is not None and parent is not None:
-        report.add(*origin.source_faults(stream(parent, sources, None, done.add)))
+        report.add(*origin.source_faults(stream(parent, sources, None, done)))
         report.checks("parent")
 
 

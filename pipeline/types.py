@@ -143,6 +143,14 @@ SCALE_SUFFIXES = ("_scale_inv", "_scale")
 
 
 @dataclass(frozen=True)
+class LeftFile:
+    """A file beside the shards that the child does not get: why, and how many bytes it has."""
+
+    reason: str
+    bytes: int
+
+
+@dataclass(frozen=True)
 class Parent:
     """A parent checkpoint as its headers declare it. Tensor names are unique over all shards."""
 
@@ -151,7 +159,7 @@ class Parent:
     stats: Mapping[str, Stat]  # of every shard and every carried file
     config: Mapping[str, Any]  # config.json, parsed
     carried: tuple[str, ...]  # other files that the child gets, relative POSIX paths
-    left: Mapping[str, str]  # other files that it does not get -> why
+    left: Mapping[str, LeftFile]  # other files that it does not get
     single: bool  # one model.safetensors without an index
     replaced: Mapping[str, Path] = field(default_factory=dict)  # shards that a repair takes from elsewhere
 

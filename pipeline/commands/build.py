@@ -22,6 +22,7 @@ from shardmill.pipeline.commands.options import (
 )
 from shardmill.pipeline.commands.progress import counted, human, meter
 from shardmill.pipeline.commands.recipe import load_recipe
+from shardmill.pipeline.container.side_files import missed
 from shardmill.pipeline.manifest.lock import load_lock, lock_path
 from shardmill.pipeline.manifest.store import Store
 from shardmill.pipeline.run import build as run
@@ -107,6 +108,8 @@ def build(
                 f"the plan's key is {prepared.plan.key}, not {expect_key}; nothing was written"
             )
         with meter(quiet=as_json) as progress:
+            for line in missed(prepared.parent.left):
+                tell(line)
             summary = run.build(prepared, out, settings, Watch(progress.advance), progress.begin, tell)
         done = _facts(summary)
     seconds = time.monotonic() - started

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from pathlib import Path
@@ -13,7 +12,7 @@ import click
 from shardmill.pipeline.commands.options import json_option, renamed_option, show_json
 from shardmill.pipeline.commands.parent import ParentFolder
 from shardmill.pipeline.commands.progress import human
-from shardmill.pipeline.container.hub import HUB_FILE
+from shardmill.pipeline.container.hub import Mirror
 from shardmill.pipeline.errors import RecipeError
 
 _CACHED = re.compile(r"models--(?P<org>.+?)--(?P<name>.+)/snapshots/(?P<revision>[0-9a-f]{40})$")
@@ -81,9 +80,8 @@ def init(
 
 def _origin(parent: Path) -> tuple[str | None, str | None]:
     """The repository and commit that a folder holds, where it says so: a hub's sparse mirror or cache."""
-    noted = parent / HUB_FILE
-    if noted.exists():
-        return json.loads(noted.read_text())["repository"], parent.name
+    if mirror := Mirror.of(parent):
+        return mirror.repository, parent.name
     cached = _CACHED.search(parent.absolute().as_posix())
     return (f"{cached['org']}/{cached['name']}", cached["revision"]) if cached else (None, None)
 

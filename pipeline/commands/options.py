@@ -25,6 +25,11 @@ paranoid_option = click.option(
 )
 
 
+def printable(text: str) -> str:
+    """`text` with its control characters escaped, so that a name from a checkpoint can't steer a terminal."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
 def renamed_option(new: str, *letters: str, old: str, **settings: Any) -> Callable[[F], F]:
     """An option `new` of a path. Its `old` name works for one more release, hidden from --help, with a notice."""
     name = new.removeprefix("--")

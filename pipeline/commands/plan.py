@@ -16,6 +16,7 @@ from shardmill.pipeline.commands.options import (
     json_option,
     out_option,
     parent_option,
+    printable,
     recipe_option,
     show_json,
 )
@@ -25,6 +26,8 @@ from shardmill.pipeline.plan.plan import plan_json
 from shardmill.pipeline.run.place import refuse_out
 from shardmill.pipeline.run.probe import Probed, probe
 from shardmill.pipeline.stages.job import Prepared
+
+LEFT_SHOWN = 40
 
 
 @click.command()
@@ -98,12 +101,22 @@ def _show_plan(prepared: Prepared, facts: dict[str, Any]) -> None:
         f"{facts['converted']:,} tensors convert; {rewritten} files are rewritten, "
         f"{facts['output']['files'] - rewritten} passed on; config.json gets {facts['config_entries']:,} entries"
     )
-    for name, reason in facts["left"].items():
-        click.echo(f"not passed on: {name}: {reason}")
+    _show_side_files(facts["side_files"])
     if "disk" in facts:
         click.echo(f"disk: needs {human(facts['disk']['needed'])}, {human(facts['disk']['free'])} free")
     click.echo(_loads_line(facts["loads_at"]))
     click.echo(f"plan key: {facts['key']}")
+
+
+def _show_side_files(side_files: dict[str, Any]) -> None:
+    """What lies beside the shards: the child gets these files, and does not get those, with sizes and reasons."""
+    for name, size in sorted(side_files["passed_on"].items()):
+        click.echo(f"passed on: {printable(name)} ({human(size)})")
+    left = sorted(side_files["left"].items())
+    for name, each in left[:LEFT_SHOWN]:
+        click.echo(f"not passed on: {printable(name)} ({human(each['bytes'])}): {each['reason']}")
+    if len(left) > LEFT_SHOWN:
+        click.echo(f"not passed on: {len(left) - LEFT_SHOWN} more files; --json lists them all")
 
 
 def _loads_line(loads_at: dict[str, str]) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from shardmill.pipeline.container.recognize import HEAD_BYTES, looks_like
 from shardmill.pipeline.errors import CheckpointError
 from shardmill.pipeline.types import DTYPE_BITS, DTYPE_RANK, Header, Shape, Stat, TensorRef, tensor_bytes
 
@@ -39,22 +40,26 @@ def read_header(path: Path, shard: str) -> Header:
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            head = file.read(HEAD_BYTES)
+            length = int.from_bytes(head[:_LENGTH_BYTES], "little")
             if size < _LENGTH_BYTES:
                 raise CheckpointError(
                     f"{shard}: {size} bytes are too few for a safetensors file; fetch it again"
                 )
+            if found := None if head[_LENGTH_BYTES:].startswith(b"{") else looks_like(head, size):
+                raise CheckpointError(f"{shard}: is no safetensors file: it is {found}")
+            file.seek(_LENGTH_BYTES)
             if length > min(size - _LENGTH_BYTES, HEADER_BYTES_MAX):
                 raise CheckpointError(
                     f"{shard}: its header claims {length} bytes, the file has {size} and {HEADER_BYTES_MAX} is the "
-                    f"limit; the file is cut or is not safetensors, fetch it again"
+                    f"limit; the file is truncated or is not safetensors, fetch it again"
                 )
             text = file.read(length)
     except OSError as error:
         raise CheckpointError(f"{shard}: cannot be read: {error.strerror}") from error
     header = parse_header(text, shard)
     if header.file_bytes != size:
-        kind = "cut short" if size < header.file_bytes else "followed by bytes that no tensor owns"
+        kind = "truncated" if size < header.file_bytes else "followed by bytes that no tensor owns"
         raise CheckpointError(
             f"{shard}: its header accounts for {header.file_bytes} bytes but the file has {size}: "
             f"it is {kind}; fetch it again"
@@ -75,7 +80,7 @@ def parse_header(text: bytes, shard: str) -> Header:
         raise CheckpointError(
             f"{shard}: its header is not valid JSON ({error}); fetch the file again"
         ) from error
-    metadata = entries.pop("__metadata__", {})
+    metadata = entries.pop("__metadata__", None) or {}  # the library reads null as absent
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise CheckpointError(f"{shard}: __metadata__ must map strings to strings")
     refs = [_ref(name, entry, shard) for name, entry in entries.items()]
@@ -89,7 +94,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     entries = dict(pairs)
     if len(entries) != len(pairs):
         [(key, _)] = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"the key {key!r} stands twice")
+        raise ValueError(f"the key {key!r} is there twice")
     return entries
 
 

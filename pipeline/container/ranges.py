@@ -25,24 +25,36 @@ class _Redirect(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
         found = super().redirect_request(req, fp, code, msg, headers, newurl)
-        if (
-            found is not None
-            and urllib.parse.urlsplit(newurl).netloc != urllib.parse.urlsplit(req.full_url).netloc
-        ):
-            found.remove_header("Authorization")
+        if found is not None and _host(newurl) != _host(req.full_url):
+            found.remove_header("Authorization")  # neither to another host nor over another scheme
         return found
+
+
+def _host(url: str) -> tuple[str, str]:
+    parts = urllib.parse.urlsplit(url)
+    return parts.scheme, parts.netloc
 
 
 _opener = urllib.request.build_opener(_Redirect)
 
 
-class RemoteFile:
-    """A remote file of `size` bytes, read at offsets. Reading on where the last read ended costs no new request."""
+class WrongAnswerError(HTTPException):
+    """The hub gives other bytes than were asked for; asking again does not help."""
 
-    def __init__(self, url: str, size: int) -> None:
+
+class RemoteFile:
+    """A remote file of `size` bytes, read at offsets. Reading on where the last read ended costs no new request.
+
+    Every answer must be the range that was asked for, of a file of that size, not encoded, and of one ETag.
+    """
+
+    def __init__(self, url: str, size: int, until: int | None = None) -> None:
+        """`until`: nothing at or beyond this offset will be read."""
         self.url, self.size = url, size
+        self._until = size if until is None else until
         self._answer: HTTPResponse | None = None
         self._at = self._end = 0  # the open answer's next byte, and where it ends
+        self._etag: str | None = None
 
     def __enter__(self) -> RemoteFile:
         return self
@@ -92,14 +104,34 @@ class RemoteFile:
                 if self._at == offset:
                     return self._answer
         self.close()
-        self._at, self._end = offset, min(offset + WINDOW_BYTES, self.size)
+        self._at, self._end = offset, min(offset + WINDOW_BYTES, self._until)
         request = urllib.request.Request(self.url, headers=_headers(self.url))
         request.add_header("Range", f"bytes={offset}-{self._end - 1}")
         answer: HTTPResponse = _opener.open(request, timeout=60)
         self._answer = answer
-        if answer.status != 206 and not (answer.status == 200 and offset == 0):
-            raise HTTPException(f"the hub answers {answer.status} to a range")
+        self._refuse_other_bytes(answer, offset)
         return answer
+
+    def _refuse_other_bytes(self, answer: HTTPResponse, offset: int) -> None:
+        """Raises where the answer says that its bytes are not those at `offset` of the file."""
+        whole = answer.status == 200 and offset == 0 and self._end == self.size
+        if answer.status != 206 and not whole:
+            raise HTTPException(f"the hub answers {answer.status} to a range")
+        expected = f"bytes {offset}-{self._end - 1}/{self.size}"
+        said = answer.headers.get("Content-Range")
+        if answer.status == 206 and said not in (expected, f"{expected.rpartition('/')[0]}/*"):
+            raise WrongAnswerError(f"the hub's answer has the range {said!r}, expected {expected!r}")
+        length = answer.headers.get("Content-Length")
+        if length is not None and length != str(self._end - offset):
+            raise WrongAnswerError(f"the hub's answer has {length} bytes, expected {self._end - offset}")
+        if encoding := answer.headers.get("Content-Encoding"):
+            raise WrongAnswerError(f"the hub's answer is encoded ({encoding}), expected plain bytes")
+        etag = answer.headers.get("ETag")
+        if self._etag not in (None, etag):
+            raise WrongAnswerError(
+                f"the file has the ETag {etag} and had {self._etag}: it changed while it was read"
+            )
+        self._etag = etag
 
 
 def hub_address() -> str:
@@ -122,4 +154,6 @@ def _headers(url: str) -> dict[str, str]:
 
 def _is_final(error: Exception) -> bool:
     """Whether another try is in vain: the hub understood and refused."""
+    if isinstance(error, WrongAnswerError):
+        return True
     return isinstance(error, urllib.error.HTTPError) and 400 <= error.code < 500 and error.code != 429

@@ -199,6 +199,11 @@ def plan_json(plan: Plan, parent: Parent) -> dict[str, Any]:
         "config_entries": plan.config_entries,
         "loads_at": {str(at.tensor_parallel): at.reason or "yes" for at in plan.loads},
         "dropped": list(plan.dropped),
-        "left": dict(parent.left),
+        "side_files": {
+            "passed_on": {name: parent.stats[name][0] for name in parent.carried},
+            "left": {
+                name: {"bytes": each.bytes, "reason": each.reason} for name, each in parent.left.items()
+            },
+        },
         "key": plan.key,
     }

@@ -67,6 +67,7 @@ class Parent(_Table):
 
     repository: str | None = None
     revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] | None = None
+    also: tuple[Text, ...] = ()  # files of weights that the index does not name and that belong to the parent
 
 
 class Output(_Table):
@@ -74,6 +75,7 @@ class Output(_Table):
 
     profile: Literal["modelopt-mixed", "fp8", "compressed-tensors"] = "modelopt-mixed"
     tensor_parallel: tuple[Side, ...] = (1,)
+    carry: tuple[Text, ...] = ()  # globs of side files that the child gets beside those that loaders read
 
 
 class Family(_Matching):

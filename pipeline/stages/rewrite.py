@@ -131,7 +131,7 @@ def _read_back(job: ShardJob, piece: Piece, digest: str, file_hash: Any) -> str:
         seen.update(view)
     if seen.hexdigest() != digest:
         raise BuildError(
-            f"{job.plan.file}: {piece.ref.name} the read-back differs from what was written; check the disk"
+            f"{job.plan.file}: {piece.ref.name}: the read-back differs from what was written; check the disk"
         )
     return digest
 

@@ -7,56 +7,54 @@ may trust a Parent.
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from shardmill.pipeline.container.beside import side_files
 from shardmill.pipeline.container.header import file_stat, read_header
+from shardmill.pipeline.container.recognize import instead_of_checkpoint, json_problem
 from shardmill.pipeline.errors import CheckpointError
 from shardmill.pipeline.stages.job import Checkpoint
 from shardmill.pipeline.types import CONFIG_FILE, INDEX_FILE, SINGLE_FILE, Header, Parent
 
 _INDEX_BYTES_MAX = 1 << 28
 
-# Files of a parent that its child must not carry: they describe the parent alone.
-_NOT_CARRIED = frozenset(
-    {"README.md", "hf_quant_config.json", "shardmill.manifest.json", INDEX_FILE, CONFIG_FILE}
-)
-_SIGNATURES = (".sig", ".asc", ".sigstore", ".sigstore.json", ".minisig")
-
 
 def scan(checkpoint: Checkpoint) -> Parent:
-    """Reads the Parent. Raises CheckpointError where its files are missing or contradict each other."""
+    """Reads the Parent. Raises CheckpointError where its files are missing or contradict each other.
+
+    The index decides which files hold weights, or the single model.safetensors where there is no index. The recipe's
+    `[parent] also` names further files, which some parents publish beside an older index.
+    """
     folder = checkpoint.folder
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: is not a folder; give the parent checkpoint's folder with --parent")
-    shards = sorted(
-        path.name
-        for path in folder.iterdir()
-        if path.suffix == ".safetensors" and not path.name.startswith(".") and path.is_file()
-    )
     index = folder / INDEX_FILE
     weight_map = _weight_map(index) if index.exists() else None
-    if weight_map is None and shards != [SINGLE_FILE]:
-        raise CheckpointError(
-            f"{folder}: has neither {INDEX_FILE} nor a single {SINGLE_FILE}; is this the parent checkpoint's folder?"
-        )
-    if missing := sorted(set((weight_map or {}).values()) - set(shards)):
-        raise CheckpointError(
-            f"{INDEX_FILE}: names {missing[0]}, which is not in {folder}{_and_more(len(missing))}; fetch it again"
-        )
+    shards = _shards(folder, weight_map, checkpoint.recipe.parent.also)
     # Stats come first: a shard that is replaced after its header was read has another stat when it is opened.
     stats = {shard: file_stat(folder / shard) for shard in shards}
     headers = tuple(read_header(folder / shard, shard) for shard in shards)
     owner = _owners(headers)
     if weight_map is not None:
         _agree(weight_map, owner)
-    carried, left = _other_files(folder, set(shards))
-    for name in carried:
-        _refuse_unreadable(folder / name)
+    carried, left = side_files(folder, shards, checkpoint.recipe.output.carry)
     stats |= {name: file_stat(folder / name) for name in carried}
     return Parent(folder, headers, stats, _config(folder), carried, left, single=weight_map is None)
+
+
+def _shards(folder: Path, weight_map: Mapping[str, str] | None, also: Sequence[str]) -> list[str]:
+    """The files that hold weights, in order of name."""
+    named = {SINGLE_FILE} if weight_map is None else set(weight_map.values())
+    if weight_map is None and not (folder / SINGLE_FILE).exists():
+        raise CheckpointError(f"{folder}: {instead_of_checkpoint(folder)}")
+    missing = sorted(name for name in named if not (folder / name).is_file())
+    if missing:
+        raise CheckpointError(
+            f"{INDEX_FILE}: names {missing[0]}, which is not in {folder}{_and_more(len(missing))}; fetch it again"
+        )
+    return sorted(named | {name for name in also if (folder / name).is_file()})
 
 
 def _and_more(count: int) -> str:
@@ -77,9 +75,12 @@ def _json_object(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _INDEX_BYTES_MAX:
             raise CheckpointError(
-                f"{path.name}: is larger than {_INDEX_BYTES_MAX} bytes, too large for an index; fetch it again"
+                f"{path.name}: is larger than {_INDEX_BYTES_MAX} bytes, too large for such a file; fetch it again"
             )
-        value = json.loads(path.read_bytes())
+        data = path.read_bytes()
+        if problem := json_problem(data):
+            raise CheckpointError(f"{path.name}: {problem}")
+        value = json.loads(data)
         json.dumps(
             value, ensure_ascii=False
         ).encode()  # fails on lone surrogates, which no file of ours can hold
@@ -111,11 +112,7 @@ def _owners(headers: tuple[Header, ...]) -> dict[str, str]:
 
 
 def _agree(weight_map: Mapping[str, str], owner: Mapping[str, str]) -> None:
-    """The index and the headers name the same tensors in the same files.
-
-    A shard of which the index names no tensor at all is taken in: some parents publish a later file of scales
-    beside an older index.
-    """
+    """The index and the headers name the same tensors in the same files; of a file in `also` it may name none."""
     for name, file in weight_map.items():
         if owner.get(name) != file:
             held = f"it is in {owner[name]}" if name in owner else "no shard holds it"
@@ -126,54 +123,3 @@ def _agree(weight_map: Mapping[str, str], owner: Mapping[str, str]) -> None:
     for name, file in owner.items():
         if file in indexed and name not in weight_map:
             raise CheckpointError(f"{file}: holds {name}, which {INDEX_FILE} does not name; fetch both again")
-
-
-def _refuse_unreadable(path: Path) -> None:
-    """A file that the child carries is copied last; that it can't be read is told first."""
-    try:
-        path.open("rb").close()
-    except OSError as error:
-        raise CheckpointError(
-            f"{path}: cannot be opened: {error.strerror}; make it readable, or remove it"
-        ) from None
-
-
-def _other_files(folder: Path, shards: set[str]) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Files beside the shards: those that a child carries, and those that it does not, with the reason."""
-    carried, left = [], {}
-    for root, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for file in sorted(files):
-            path = Path(root, file)
-            name = path.relative_to(folder).as_posix()
-            if name in shards or name in (INDEX_FILE, CONFIG_FILE):
-                continue
-            reason = _why_left(folder, path, name)
-            if reason:
-                left[name] = reason
-            else:
-                carried.append(name)
-    return tuple(carried), left
-
-
-def _why_left(folder: Path, path: Path, name: str) -> str | None:
-    if name in _NOT_CARRIED:
-        return "it describes the parent alone"
-    if path.name.startswith("."):
-        return "it is a dotfile"
-    if path.name.endswith(_SIGNATURES):
-        return "a signature does not hold for another checkpoint"
-    if not path.is_file():
-        return "it is not a file, or a link to nothing"
-    return None if _inside(folder, path) else "it is a link that leads outside the folder"
-
-
-def _inside(folder: Path, path: Path) -> bool:
-    """True where `path` leads to a place inside `folder`, or inside the Hugging Face cache entry it is part of.
-
-    That cache keeps `snapshots/<revision>/<file>` as links to `blobs/<digest>`.
-    """
-    home = folder.resolve()
-    target = path.resolve()
-    blobs = home.parent.parent / "blobs"
-    return target.is_relative_to(home) or (home.parent.name == "snapshots" and target.is_relative_to(blobs))

@@ -571,13 +571,18 @@ def test_no_buffer_grows_with_a_tensor(tmp_path: Path, monkeypatch: pytest.Monke
     assert max(sizes.values()) <= 1 << 20
 
 
-def test_unindexed_scales_beside_an_older_index_are_taken_in(tmp_path: Path) -> None:
-    """Some parents publish a later file of scales that their index does not name."""
-    parent = write_parent(tmp_path / "parent")
+def forget(parent: Path, file: str) -> None:
+    """The index names no tensor of `file` any more."""
     index = json.loads((parent / INDEX).read_text())
-    index["weight_map"] = {name: file for name, file in index["weight_map"].items() if file != SCALES}
+    index["weight_map"] = {name: shard for name, shard in index["weight_map"].items() if shard != file}
     (parent / INDEX).write_text(json.dumps(index))
-    build(parent, tmp_path / "out")
+
+
+def test_a_file_of_weights_that_the_recipe_names_is_taken_in(tmp_path: Path) -> None:
+    """Some parents publish a later file of scales beside an older index: `[parent] also` names it."""
+    parent = write_parent(tmp_path / "parent")
+    forget(parent, SCALES)
+    build(parent, tmp_path / "out", RECIPE.replace("[parent]", f'[parent]\nalso = ["{SCALES}"]'))
     assert SCALES in json.loads((tmp_path / "out" / INDEX).read_text())["weight_map"].values()
 
 

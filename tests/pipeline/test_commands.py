@@ -91,10 +91,11 @@ def test_plan_says_which_files_stay_behind_and_why(
     """A tokenizer whose download was cut is a link to nothing; its absence must not come as a surprise."""
     (parent / "vocab.json").symlink_to(parent / "nowhere")
     assert (
-        "not passed on: vocab.json: it is not a file, or a link to nothing\n" in shardmill("plan", *places)[1]
+        "not passed on: vocab.json (0 B): it is not a file, or a link to nothing\n"
+        in shardmill("plan", *places)[1]
     )
-    left = json.loads(shardmill("plan", *places, "--json")[1])["left"]
-    assert left["vocab.json"] == "it is not a file, or a link to nothing"
+    left = json.loads(shardmill("plan", *places, "--json")[1])["side_files"]["left"]
+    assert left["vocab.json"]["reason"] == "it is not a file, or a link to nothing"
 
 
 def test_names_with_brackets_are_shown_as_they_are(shardmill: Callable[..., Told], places: list[Any]) -> None:

@@ -105,7 +105,7 @@ ZOO: dict[str, tuple[bytes, str]] = {
     "seven bytes": (bytes(7), "too few"),
     "a length beyond the file": (framed(header_of(a=entry()))[:40], "claims"),
     "a length of 2^64 - 1": (b"\xff" * 8 + b"{}", "claims"),
-    "an empty header": (framed(b""), "not valid JSON"),
+    "an empty header": (framed(b""), "no safetensors file"),
     "no JSON": (framed(b"PK\x03\x04xxxx"), "must begin with"),
     "a byte order mark": (framed(b"\xef\xbb\xbf" + header_of(a=entry())), "must begin with"),
     "UTF-16": (framed(header_of(a=entry()).decode().encode("utf-16")), "must begin with"),
@@ -117,10 +117,10 @@ ZOO: dict[str, tuple[bytes, str]] = {
     "an array": (framed(b"[]"), "must begin with"),
     "text after the object": (framed(header_of(a=entry()) + b"x"), "not valid JSON"),
     "deep nesting": (framed(b'{"a":' * 100_000), "not valid JSON"),
-    "a key that stands twice": (framed(b'{"a":1,"a":2}'), "stands twice"),
+    "a key that stands twice": (framed(b'{"a":1,"a":2}'), "is there twice"),
     "a dtype that stands twice": (
         framed(b'{"a":{"dtype":"U8","dtype":"I8"}}'),
-        "stands twice",
+        "is there twice",
     ),
     "metadata that is no object": (framed(header_of(__metadata__=[1])), "__metadata__"),
     "metadata with a number": (framed(header_of(__metadata__={"a": 1})), "__metadata__"),
@@ -158,7 +158,7 @@ ZOO: dict[str, tuple[bytes, str]] = {
     "two tensors in one place": (framed(header_of(a=entry(), b=entry())), "overlap"),
     "a hole": (framed(header_of(a=entry(), b=entry(6, 10)), bytes(10)), "hole"),
     "a hole at the start": (framed(header_of(a=entry(4, 8)), bytes(8)), "hole"),
-    "a file cut short": (framed(header_of(a=entry()), bytes(3)), "cut short"),
+    "a file cut short": (framed(header_of(a=entry()), bytes(3)), "truncated"),
     "bytes after the data": (framed(header_of(a=entry()), bytes(5)), "no tensor owns"),
 }
 
@@ -193,7 +193,7 @@ def test_what_we_refuse_the_library_refuses(kind: str) -> None:
 def test_a_header_bomb_is_refused_quickly() -> None:
     """A hundred thousand names of which the last stands twice cost one pass."""
     text = ",".join(f'"{place}":1' for place in [*range(100_000), 99_999])
-    with pytest.raises(CheckpointError, match="'99999' stands twice"):
+    with pytest.raises(CheckpointError, match="'99999' is there twice"):
         parse_header(b"{" + text.encode() + b"}", "s")
 
 

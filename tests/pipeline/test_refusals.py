@@ -252,7 +252,7 @@ def unindexed_tensor(parent: Path) -> None:
 
 def twice(parent: Path) -> None:
     extra = {"model.embed.weight": micro_tensors()[SHARDS[1]]["model.embed.weight"]}
-    write_shard(parent / "stale.safetensors", extra)
+    write_shard(parent / SCALES, extra)
 
 
 def index_leads_out(parent: Path) -> None:
@@ -288,7 +288,7 @@ def config_has_surrogates(parent: Path) -> None:
 
 
 PARENTS: list[tuple[Callable[[Path], None], str]] = [
-    (truncate, f"{SHARDS[2]}: .*cut short"),
+    (truncate, f"{SHARDS[2]}: .*truncated"),
     (lengthen, f"{SHARDS[2]}: .*followed by bytes that no tensor owns"),
     (empty, f"{SHARDS[2]}: 0 bytes are too few"),
     (overlap, f"{SHARDS[2]}: model.layers.1.attn.[kq].weight begins at byte .*: an overlap"),
@@ -297,12 +297,12 @@ PARENTS: list[tuple[Callable[[Path], None], str]] = [
     (missing_tensor, f"says that model.ghost is in {SHARDS[0]}, but no shard holds it"),
     (misplaced_tensor, f"says that model.embed.weight is in {SHARDS[0]}, but it is in {SHARDS[1]}"),
     (unindexed_tensor, "holds model.layers.1.norm.weight, which model.safetensors.index.json does not name"),
-    (twice, f"model.embed.weight: is in two files, {SHARDS[1]} and stale.safetensors"),
+    (twice, f"model.embed.weight: is in two files, {SHARDS[1]} and {SCALES}"),
     (index_leads_out, "names '../secret.safetensors', which is not a .safetensors file beside it"),
     (index_is_garbage, "model.safetensors.index.json: is not valid JSON"),
     (index_is_a_list, "model.safetensors.index.json: is not a JSON object"),
     (index_maps_numbers, "weight_map must map tensor names to file names"),
-    (no_index, "has neither model.safetensors.index.json nor a single model.safetensors"),
+    (no_index, "safetensors files and no model.safetensors.index.json"),
     (no_config, "config.json is missing"),
     (config_is_garbage, "config.json: is not valid JSON"),
     (config_has_surrogates, "config.json: is not valid JSON"),
@@ -327,7 +327,7 @@ def test_a_parent_that_is_not_there_or_no_folder_is_refused(tmp_path: Path) -> N
         with pytest.raises(CheckpointError, match="is not a folder; give the parent"):
             build(place, tmp_path / "out")
     (tmp_path / "empty").mkdir()
-    assert "has neither" in refused(tmp_path / "empty", tmp_path / "out", CheckpointError)
+    assert "is empty" in refused(tmp_path / "empty", tmp_path / "out", CheckpointError)
 
 
 def test_an_output_folder_that_is_the_parent_is_refused_whatever_it_is_called(

@@ -1,4 +1,7 @@
-"""An OpenAI-compatible server asked over HTTP: bounded retries, and every way to fail kept apart from scores."""
+"""An OpenAI-compatible server asked over HTTP: bounded retries, and every way to fail kept apart from scores.
+
+Nobody but the named scheme, host and port is asked: no redirect is followed, so none carries the API key or the texts.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,29 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any, Literal
 
+from shardmill.verify.reading import bounded_json
+from shardmill.verify.reading.bounded_json import BadJsonError
+
 Failure = Literal[
-    "timeout", "connection", "http 4xx", "http 429", "http 5xx", "not json", "empty", "truncated", "skipped"
+    "timeout",
+    "connection",
+    "http 3xx",
+    "http 4xx",
+    "http 429",
+    "http 5xx",
+    "not json",
+    "empty",
+    "truncated",
+    "skipped",
 ]
 RETRIED: tuple[Failure, ...] = ("timeout", "connection", "http 429", "http 5xx", "not json")
 ANSWER_BYTES_MAX = 512 << 20
+ANSWER_VALUES_MAX = 8_000_000
+METRICS_BYTES_MAX = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +59,7 @@ class Client:
     url: str
     timeout: float = 600.0
     attempts_max: int = 3
-    key: str | None = None
+    key: str | None = field(default=None, repr=False)
     wait: Callable[[int], float] = lambda attempt: min(2.0**attempt, 30.0)
 
     def ask(self, path: str, body: Mapping[str, Any]) -> Reply:
@@ -59,9 +77,11 @@ class Client:
     def get(self, path: str) -> str:
         """A text that must be there. Raises UnreachableError."""
         try:
-            with urllib.request.urlopen(self._request(path, None), timeout=min(self.timeout, 30)) as answer:
-                return str(answer.read(ANSWER_BYTES_MAX).decode("utf-8", "replace"))
-        except (OSError, http.client.HTTPException) as error:
+            with self._opener().open(self._request(path, None), timeout=min(self.timeout, 30)) as answer:
+                return str(answer.read(METRICS_BYTES_MAX).decode("utf-8", "replace"))
+        except urllib.error.HTTPError as error:
+            raise UnreachableError(f"{self.url}{path}: {_refusal(error)}") from None
+        except (OSError, http.client.HTTPException, ValueError) as error:
             raise UnreachableError(f"{self.url}{path}: {_reason(error)}") from None
 
     def get_or_none(self, path: str) -> str | None:
@@ -69,6 +89,13 @@ class Client:
             return self.get(path)
         except UnreachableError:
             return None
+
+    def _opener(self) -> urllib.request.OpenerDirector:
+        """Follows no redirect; with a key, no proxy sees a plain request (through TLS none sees any)."""
+        proxies = urllib.request.getproxies()
+        if self.key:
+            proxies = {scheme: proxy for scheme, proxy in proxies.items() if scheme != "http"}
+        return urllib.request.build_opener(urllib.request.ProxyHandler(proxies), _NoRedirect)
 
     def _request(self, path: str, data: bytes | None) -> urllib.request.Request:
         headers = {"content-type": "application/json"}
@@ -78,39 +105,60 @@ class Client:
 
     def _once(self, path: str, data: bytes) -> tuple[dict[str, Any] | None, Failure | None, str]:
         try:
-            with urllib.request.urlopen(self._request(path, data), timeout=self.timeout) as answer:
+            with self._opener().open(self._request(path, data), timeout=self.timeout) as answer:
                 text = answer.read(ANSWER_BYTES_MAX)
                 if answer.length:  # what the server promised and did not send
-                    return None, "connection", f"the answer was cut {answer.length:,} bytes before its end"
+                    return None, "connection", f"the answer ended {answer.length:,} bytes before its end"
         except urllib.error.HTTPError as error:
-            return (
-                None,
-                _status_failure(error.code),
-                f"{error.code}: {error.read(500).decode('utf-8', 'replace')}",
-            )
+            return None, _status_failure(error.code), _refusal(error)
         except TimeoutError:
             return None, "timeout", f"no answer within {self.timeout:g} s"
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, ValueError) as error:
             timed_out = isinstance(getattr(error, "reason", None), TimeoutError)
             return None, "timeout" if timed_out else "connection", _reason(error)
         try:
-            value = json.loads(text)
-        except ValueError:
-            return None, "not json", text[:200].decode("utf-8", "replace")
+            value = bounded_json.loads(text, ANSWER_BYTES_MAX, ANSWER_VALUES_MAX)
+        except BadJsonError as error:
+            return None, "not json", f"{error}: {text[:200].decode('utf-8', 'replace')}"
         return (value, None, "") if isinstance(value, dict) else (None, "not json", "no JSON object")
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect is an answer like any other: the status, and where it points."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
 
 
 def _status_failure(code: int) -> Failure:
     if code == 429:
         return "http 429"
+    if code < 400:
+        return "http 3xx"
     return "http 5xx" if code >= 500 else "http 4xx"
+
+
+def _refusal(error: urllib.error.HTTPError) -> str:
+    """A status in words: of a redirect where it leads, else the first of the body."""
+    with error:
+        if error.code < 400:
+            place = error.headers.get("location")
+            return f"{error.code}: redirects to {place}; redirects are not followed, give that address"
+        try:
+            return f"{error.code}: {error.read(500).decode('utf-8', 'replace')}"
+        except (OSError, http.client.HTTPException) as broken:
+            return f"{error.code}: {_reason(broken)}"
 
 
 def _reason(error: Exception) -> str:
     return str(getattr(error, "reason", None) or error) or type(error).__name__
 
 
-_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)$")
+class MetricsError(ValueError):
+    """A metrics page cannot be read. The message names the line."""
+
+
+_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)\s*(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*$")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
@@ -124,10 +172,29 @@ class Sample:
 
 
 def samples(page: str) -> list[Sample]:
-    """The samples of a metrics page; lines of another form are left out."""
+    """The samples of a metrics page; comments and empty lines are left out. Raises MetricsError on any other line."""
     found = []
-    for line in page.splitlines():
+    for number, line in enumerate(page.split("\n"), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
         match = _SAMPLE.match(line)
-        if match:
-            found.append(Sample(match[1], dict(_LABEL.findall(match[2] or "")), float(match[3])))
+        value = _value(match[3]) if match else None
+        if match is None or value is None:
+            raise MetricsError(f"line {number}: expected `name{{labels}} number`, got {line[:80]!r}")
+        found.append(Sample(match[1], dict(_LABEL.findall(match[2] or "")), value))
     return found
+
+
+def _value(word: str) -> float | None:
+    """A sample's number; NaN and the infinities are legal on a page. None where it is none."""
+    try:
+        return None if "_" in word else float(word)
+    except ValueError:
+        return None
+
+
+def counter(sample: Sample) -> float:
+    """A counter's value. Raises MetricsError where it is no finite number from 0 on."""
+    if not (isfinite(sample.value) and sample.value >= 0):
+        raise MetricsError(f"{sample.name}: a counter must be a number from 0 on, got {sample.value}")
+    return sample.value

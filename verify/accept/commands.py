@@ -8,15 +8,19 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
+from urllib.parse import urlsplit
 
 import click
 
-from shardmill.verify.accept.client import Client
+from shardmill.verify.accept.answered import check_rows
+from shardmill.verify.accept.client import Client, MetricsError
 from shardmill.verify.accept.identity import Identity, IdentityError, ask_identity, checkpoint_digest
 from shardmill.verify.accept.items import Item, Kind, list_items
 from shardmill.verify.accept.protocol import Protocol, ProtocolError, read_protocol
 from shardmill.verify.accept.runs import Run, RunError, read_run, stale_runs, start_run
 from shardmill.verify.accept.tokens import Tokens, freeze, read_tokens, write_tokens
+from shardmill.verify.reading.atomic import write_whole
+from shardmill.verify.rules.findings import printable
 
 _protocol = click.option(
     "--protocol",
@@ -31,6 +35,17 @@ _tokens = click.option(
 _key = click.option(
     "--key", metavar="KEY", envvar="OPENAI_API_KEY", help="API key; taken from OPENAI_API_KEY."
 )
+
+
+class RefusedError(click.ClickException):
+    """The question could not be asked: exit code 2, and the reason on one line, safe for a terminal."""
+
+    exit_code = 2
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message, 1000))
+
+
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 
 
@@ -56,7 +71,7 @@ def freeze_command(url: str, protocol_name: str, key: str | None, out: str) -> N
     """
     protocol, client = _read(protocol_name), _client(url, key, 60)
     tokens = _sentences(lambda: freeze(client, ask_identity(client).model, protocol))
-    write_tokens(Path(out), tokens)
+    _sentences(lambda: write_tokens(Path(out), tokens))
     click.echo(f"{out}: {len(tokens.ids)} texts, {sum(map(len, tokens.ids.values())):,} tokens")
 
 
@@ -80,7 +95,9 @@ def freeze_command(url: str, protocol_name: str, key: str | None, out: str) -> N
 @click.option(
     "--equal-to", metavar="RUN", help="A run with speculation off; its first scores must come out equal."
 )
-@click.option("--timeout", default=900.0, show_default=True, help="Seconds that one request may take.")
+@click.option(
+    "--timeout", type=float, default=900.0, show_default=True, help="Seconds that one request may take."
+)
 def record_command(
     url: str,
     out: str,
@@ -161,7 +178,7 @@ def compare_command(
     Exit code 0: every gate passes; 1: one fails or is undecided; 2: the question could not be asked.
     """
     if find_spec("scipy") is None:
-        raise click.ClickException("compare needs scipy: pip install 'shardmill[accept]'")
+        raise RefusedError("compare needs scipy: pip install 'shardmill[accept]'")
     from shardmill.verify.accept import report
     from shardmill.verify.accept.compare import compare
 
@@ -170,17 +187,18 @@ def compare_command(
     base, test = _run(base_run), _run(test_run)
     floor, other = (_run(name) if name else None for name in (noise, variant))
     if checkpoint and stale_runs([Path(test_run)], _sentences(lambda: checkpoint_digest(Path(checkpoint)))):
-        raise click.ClickException(
-            f"{test_run} is stale: it was recorded with another checkpoint than {checkpoint}"
-        )
+        raise RefusedError(f"{test_run} is stale: it was recorded with another checkpoint than {checkpoint}")
+    runs = [base, test, *(run for run in (floor, other) if run)]
+    _sentences(lambda: _check(runs, protocol, tokens))
     limit = min(base.identity.max_model_len, test.identity.max_model_len)
     items = list_items(protocol, tokens, limit)
     comparison = _sentences(lambda: compare(base, test, protocol, items, noise=floor, variant=other))
     if card:
-        Path(card).write_text(report.markdown(comparison) + "\n", encoding="utf-8")
-    click.echo(
-        json.dumps(report.as_json(comparison), indent=2) if as_json else "\n".join(report.lines(comparison))
-    )
+        _sentences(lambda: write_whole(Path(card), (report.markdown(comparison) + "\n").encode()))
+    if as_json:
+        click.echo(json.dumps(report.as_json(comparison), indent=2, allow_nan=False))
+    else:
+        click.echo("\n".join(report.lines(comparison)))
     sys.exit(0 if comparison.verdict == "PASS" else 1)
 
 
@@ -211,7 +229,8 @@ def plan_command(protocol_name: str, floor: float, truth: float, power: float, e
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     click.echo(
-        f"A server that agrees at {truth:g} passes a floor of {floor:g} in {power:.0%} of runs with {n:,} positions."
+        f"A server that agrees at {truth:g} passes a floor of {floor:g} in {power:.0%} of runs with {n:,} positions "
+        "of many documents; few documents need more."
     )
     if protocol.published:
         click.echo(f"Published figures of the protocol {protocol.name}, each with its 95 % interval:")
@@ -234,6 +253,13 @@ def stale_command(runs: tuple[str, ...], checkpoint: str) -> None:
     sys.exit(1 if stale else 0)
 
 
+def _check(runs: list[Run], protocol: Protocol, tokens: Tokens) -> None:
+    """Every row against what the run's own server was asked."""
+    for run in runs:
+        if run.protocol == protocol.digest and run.tokens == tokens.digest:
+            check_rows(run, list_items(protocol, tokens, run.identity.max_model_len), protocol)
+
+
 def _identity(
     client: Client, checkpoint: str | None, rung: str, image: str, flags: tuple[str, ...]
 ) -> Identity:
@@ -254,23 +280,32 @@ def _read(name: str) -> Protocol:
     try:
         return read_protocol(name)
     except ProtocolError as error:
-        raise click.UsageError(str(error)) from None
+        raise RefusedError(str(error)) from None
 
 
 def _client(url: str, key: str | None, timeout: float) -> Client:
-    if not url.startswith(("http://", "https://")):
-        raise click.UsageError(f"{url}: give the server's address, such as http://127.0.0.1:8000")
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        known = False
+    if not known or parts.username or parts.query or parts.fragment or not url.isprintable() or " " in url:
+        raise click.UsageError(printable(f"{url}: give the server's address, such as http://127.0.0.1:8000"))
+    if not 0 < timeout < 1e6:
+        raise click.UsageError(f"--timeout {timeout:g}: give seconds above 0")
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise click.UsageError("--key: an API key is printable ASCII on one line")
     return Client(url.rstrip("/").removesuffix("/v1"), timeout=timeout, key=key)
 
 
 def _progress(item: Item, done: int, total: int) -> None:
     if sys.stderr.isatty():
-        click.echo(f"\r{done}/{total} {item.id:<60.60}", nl=False, err=True)
+        click.echo(f"\r{done}/{total} {printable(item.id):<60.60}", nl=False, err=True)
 
 
 def _sentences(work: Callable[[], Any]) -> Any:
     """Run what may fail for reasons of the world; the user gets the sentence, never a traceback."""
     try:
         return work()
-    except (RunError, IdentityError, ProtocolError, OSError) as error:
-        raise click.ClickException(str(error)) from None
+    except (RunError, IdentityError, ProtocolError, MetricsError, OSError) as error:
+        raise RefusedError(str(error)) from None

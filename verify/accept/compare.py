@@ -2,73 +2,38 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
+from shardmill.verify.accept.answered import Answered, answered
 from shardmill.verify.accept.diverge import Divergence, diverge
-from shardmill.verify.accept.gates import Gate, GateResult, judge_proportion, judge_value
+from shardmill.verify.accept.gates import (
+    Gate,
+    GateResult,
+    judge_mean,
+    judge_median,
+    judge_proportion,
+    judge_value,
+)
 from shardmill.verify.accept.items import Item
-from shardmill.verify.accept.measure import Measure, Proportion, Value, probe_measures, run_measures, text_of
+from shardmill.verify.accept.measure import (
+    Mean,
+    Measure,
+    Median,
+    Proportion,
+    Value,
+    each,
+    probe_measures,
+    run_measures,
+    text_of,
+)
 from shardmill.verify.accept.protocol import Protocol
-from shardmill.verify.accept.runs import Row, Run, RunError
-from shardmill.verify.accept.score import Pair, Position, pair, read_positions
-from shardmill.verify.accept.stats import Interval, design_effect, document_bootstrap, mcnemar, wilson
-
-
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """All positions that both runs answered, and what follows from them."""
-
-    pairs: tuple[Pair, ...]
-    confident: float
-
-    def by_document(self) -> dict[str, list[Pair]]:
-        grouped: dict[str, list[Pair]] = defaultdict(list)
-        for p in self.pairs:
-            grouped[p.document].append(p)
-        return grouped
-
-    @property
-    def agreement(self) -> Proportion:
-        groups = list(self.by_document().values())
-        hits = [sum(p.agrees for p in group) for group in groups]
-        return Proportion(sum(hits), len(self.pairs), design_effect(hits, [len(group) for group in groups]))
-
-    @property
-    def flips(self) -> Proportion:
-        """Confident positions whose first choice changed."""
-        sure = [p for p in self.pairs if p.base_confidence >= self.confident]
-        return Proportion(sum(not p.agrees for p in sure), len(sure))
-
-    def agreement_intervals(self) -> tuple[Interval, Interval | None]:
-        groups = list(self.by_document().values())
-        hits, sizes = [sum(p.agrees for p in g) for g in groups], [len(g) for g in groups]
-        return wilson(sum(hits), sum(sizes)), document_bootstrap(hits, sizes)
-
-    def mean_kl(self) -> Value:
-        """The mean with one-sided 95 % bounds from resampling documents; exact where nothing differs."""
-        groups = list(self.by_document().values())
-        sums, sizes = [sum(p.kl for p in g) for g in groups], [len(g) for g in groups]
-        mean = sum(sums) / sum(sizes)
-        bounds = document_bootstrap(sums, sizes, confidence=0.9) if any(sums) else Interval(0.0, 0.0)
-        return Value(mean, bounds.low if bounds else None, bounds.high if bounds else None)
-
-    def kl_figures(self) -> dict[str, float]:
-        kl = np.array([p.kl for p in self.pairs])
-        return {
-            "mean": float(kl.mean()),
-            "median": float(np.median(kl)),
-            "p99": float(np.quantile(kl, 0.99)),
-            "max": float(kl.max()),
-        }
-
-    @property
-    def max_delta(self) -> float:
-        return max(abs(p.actual_delta) for p in self.pairs)
+from shardmill.verify.accept.rows import Row
+from shardmill.verify.accept.runs import Run, RunError
+from shardmill.verify.accept.score import Pair, Position, entries_of, pair, read_positions
+from shardmill.verify.accept.scored import Scored
+from shardmill.verify.accept.stats import mcnemar
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +42,14 @@ class Comparison:
 
     base: Run
     test: Run
+    protocol: Protocol
     scored: Scored | None
     noise: Scored | None
     divergence: Divergence | None
     measures: dict[str, dict[str, Measure]]
     rulings: tuple[GateResult, ...]
     variant: dict[str, Any] | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
+    items: tuple[Item, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -105,6 +71,8 @@ def check_pair(base: Run, test: Run, protocol: Protocol) -> None:
         raise RunError(
             f"{base.folder} and {test.folder} were asked different tokens; give both the same --tokens"
         )
+    if base.rows and base.identity == test.identity and base.rows == test.rows:
+        raise RunError(f"{base.folder} and {test.folder} are one recording; record the server once more")
 
 
 def check_noise(base: Run, noise: Run, protocol: Protocol) -> None:
@@ -132,9 +100,10 @@ def score_runs(base: Run, test: Run, protocol: Protocol, items: Sequence[Item]) 
 
 
 def _positions(row: Row, item: Item, protocol: Protocol) -> list[Position]:
-    assert row.answer is not None
-    entries = row.answer["choices"][0]["prompt_logprobs"]
-    return read_positions(item.body["prompt"], entries, protocol.scoring.skip_tokens)
+    scoring = protocol.scoring
+    return read_positions(
+        item.body["prompt"], entries_of(row.answer) or [], scoring.skip_tokens, scoring.top_k
+    )
 
 
 def compare(
@@ -157,7 +126,16 @@ def compare(
     measures["before"] |= _paired_measures(base, test, scored, items)
     paired = _mcnemar(base, test, variant, protocol, items) if variant else None
     return Comparison(
-        base, test, scored, floor, diverge(base, test), measures, tuple(rule(protocol, measures)), paired
+        base,
+        test,
+        protocol,
+        scored,
+        floor,
+        diverge(base, test),
+        measures,
+        tuple(_withhold(base, test, protocol, items, ruling) for ruling in rule(protocol, measures)),
+        paired,
+        items=tuple(items),
     )
 
 
@@ -166,19 +144,19 @@ def _paired_measures(
 ) -> dict[str, Measure]:
     found: dict[str, Measure] = {}
     if scored:
-        found |= {
+        found = {
             "top1_agreement": scored.agreement,
             "mean_kl": scored.mean_kl(),
             "confident_flips": scored.flips,
+            "mean_logprob_delta": scored.mean_delta(),
+            "max_logprob_delta": Value(scored.max_delta),
+            "identical_positions": scored.identical,
+            "outside_top_k": scored.outside,
         }
-        found["max_logprob_delta"] = Value(scored.max_delta)
-        found["identical_positions"] = Proportion(sum(p.identical for p in scored.pairs), len(scored.pairs))
     seen = [i.id for i in items if i.kind == "vision" and not i.facts.get("blind")]
     both = [i for i in seen if all(i in run.rows and run.rows[i].ok for run in (base, test))]
-    if both:
-        same = sum(text_of(base.rows[i]) == text_of(test.rows[i]) for i in both)
-        found["vision_agreement"] = Proportion(same, len(both))
-    return found
+    same = each(text_of(base.rows[i]) == text_of(test.rows[i]) for i in both)
+    return found | ({"vision_agreement": same} if same else {})
 
 
 def rule(protocol: Protocol, measures: dict[str, dict[str, Measure]]) -> list[GateResult]:
@@ -192,16 +170,27 @@ def rule(protocol: Protocol, measures: dict[str, dict[str, Measure]]) -> list[Ga
     return rulings
 
 
-# Every one of these must be right; they are not a sample of anything.
-EXACT = ("arithmetic", "vision_limit_refused", "soak_served", "identical_positions")
-
-
 def _judge(gate: Gate, measure: Measure) -> GateResult:
-    if isinstance(measure, Value):
-        return judge_value(gate, measure.value, measure.low, measure.high)
-    if gate.metric in EXACT:
-        return judge_value(gate, measure.hits / measure.n if measure.n else None)
-    return judge_proportion(gate, measure.hits, measure.n, measure.effect)
+    if isinstance(measure, Proportion):
+        return judge_proportion(gate, measure.by_document, measure.sizes)
+    if isinstance(measure, Mean):
+        return judge_mean(gate, measure.sums, measure.sizes, measure.positive)
+    if isinstance(measure, Median):
+        return judge_median(gate, measure.values)
+    return judge_value(gate, measure.value)
+
+
+def _withhold(
+    base: Run, test: Run, protocol: Protocol, items: Sequence[Item], ruling: GateResult
+) -> GateResult:
+    """The ruling, undecided where too little was answered; only what a single answer refutes stays a FAIL."""
+    share: Answered = answered(ruling.gate.metric, base, test, protocol, items)
+    why = share.why(protocol.answered_at_least)
+    refuted = ruling.outcome == "FAIL" and ruling.low is None
+    if not why or refuted:
+        return ruling
+    undecided = replace(ruling, positions=None, why=why)
+    return undecided if ruling.value is None else replace(undecided, outcome="INCONCLUSIVE")
 
 
 def _mcnemar(base: Run, test: Run, variant: Run, protocol: Protocol, items: Sequence[Item]) -> dict[str, Any]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 from statistics import median
 
 from shardmill.verify.accept.measure import generated_ids
-from shardmill.verify.accept.runs import Row, Run
+from shardmill.verify.accept.rows import Row
+from shardmill.verify.accept.runs import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ def _margin(row: Row, index: int) -> float | None:
     """The first choice's lead in nats at a position; None where the server did not say."""
     try:
         top = (row.answer or {})["choices"][0]["logprobs"]["top_logprobs"][index]
-        first, second = sorted(top.values(), reverse=True)[:2]
-        return float(first - second)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+        first, second = sorted(map(float, top.values()), reverse=True)[:2]
+        return first - second if isfinite(first - second) else None
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError):
         return None

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shardmill.verify.accept.client import Client, UnreachableError, samples
+from shardmill.verify.accept.client import Client, MetricsError, UnreachableError, samples
 from shardmill.verify.accept.protocol import digest_of
 
 MANIFEST = "shardmill.manifest.json"
@@ -67,16 +67,20 @@ def ask_identity(
         model, limit = str(first["id"]), int(first.get("max_model_len") or 0)
     except UnreachableError as error:
         raise IdentityError(f"{error}; is the server up, and is this its address without /v1?") from None
-    except (ValueError, KeyError, IndexError, TypeError):
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, RecursionError):
         raise IdentityError(
             f"{client.url}/v1/models: no list of models; is it an OpenAI-compatible server?"
         ) from None
     page = client.get_or_none("/metrics") or ""
+    try:
+        shown = _cache_flags(page)
+    except MetricsError as error:
+        raise IdentityError(f"{client.url}/metrics: {error}") from None
     return Identity(
         model=model,
         version=_version(client),
         max_model_len=limit,
-        flags=dict(sorted({**_cache_flags(page), **(flags or {})}.items())),
+        flags=dict(sorted({**shown, **(flags or {})}.items())),
         speculation="spec_decode_num_drafts" in page,
         checkpoint=checkpoint,
         rung=rung,
@@ -88,7 +92,7 @@ def _version(client: Client) -> str:
     text = client.get_or_none("/version")
     try:
         return str(json.loads(text)["version"]) if text else "unknown"
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return "unknown"
 
 
@@ -105,7 +109,7 @@ def checkpoint_digest(folder: Path) -> str:
     if manifest.is_file():
         try:
             return f"manifest:{json.loads(manifest.read_bytes())['self']}"
-        except (ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             raise IdentityError(f"{manifest}: not a manifest with a digest of itself") from None
     names = ("config.json", "model.safetensors.index.json")
     texts = {
@@ -117,9 +121,30 @@ def checkpoint_digest(folder: Path) -> str:
     return f"files:{digest_of({'texts': texts, 'sizes': sizes})}"
 
 
-def parse_identity(value: Mapping[str, Any]) -> Identity:
+def parse_identity(value: Any) -> Identity:
     """An identity from a run's JSON. Raises IdentityError."""
+    if not isinstance(value, dict):
+        raise IdentityError(f"identity: expected an object, got {value!r:.60}")
     try:
-        return Identity(**value)
+        identity = Identity(**value)
     except TypeError as error:
-        raise IdentityError(f"this run's identity cannot be read: {error}") from None
+        raise IdentityError(f"identity: not as `record` writes it: {error}") from None
+    for key, kind in _KINDS.items():
+        if type(value[key]) is not kind:
+            raise IdentityError(f"identity.{key}: expected {kind.__name__}, got {value[key]!r:.60}")
+    bad = [name for name, flag in identity.flags.items() if not isinstance(flag, str)]
+    if bad:
+        raise IdentityError(f"identity.flags.{bad[0]}: expected a text, got {identity.flags[bad[0]]!r:.60}")
+    return identity
+
+
+_KINDS: Mapping[str, type] = {
+    "model": str,
+    "version": str,
+    "max_model_len": int,
+    "flags": dict,
+    "speculation": bool,
+    "checkpoint": str,
+    "rung": str,
+    "image": str,
+}

@@ -12,13 +12,16 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from shardmill.verify.accept.gates import Gate
+from shardmill.verify.accept.metrics import OF_THE_TEST, PAIRED, rests_on
 
 SHIPPED = Path(__file__).parent / "protocols"
 TOP_K_MAX = 20  # what vLLM answers without a flag of its own
+ANSWERED_AT_LEAST = 0.98  # of what a gate rests on; with less it is undecided
 
 
 class ProtocolError(ValueError):
@@ -96,6 +99,7 @@ class Protocol:
     gates: tuple[Gate, ...]
     published: tuple[Published, ...]
     digest: str
+    answered_at_least: float = ANSWERED_AT_LEAST
 
     def texts(self) -> Iterator[str]:
         """Every text that must become token ids before anything is asked."""
@@ -143,56 +147,108 @@ def _load(name: str) -> dict[str, Any]:
         raise ProtocolError(
             f"{name}: no such protocol; shipped are {known}; or give the path of a .toml"
         ) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise ProtocolError(f"{path}: cannot be read as TOML: {error}") from None
 
 
 def parse_protocol(where: str, data: Mapping[str, Any]) -> Protocol:
     """A protocol from parsed TOML; unknown keys are refused."""
-    known = {"name", "summary", "seed", "scoring", "documents", "probes", "gates", "published"}
+    known = {
+        "name",
+        "summary",
+        "seed",
+        "answered_at_least",
+        "scoring",
+        "documents",
+        "probes",
+        "gates",
+        "published",
+    }
     unknown = sorted(set(data) - known)
     if unknown:
         raise ProtocolError(
             f"{where}: {unknown[0]!r} is not a key of a protocol; known are {', '.join(sorted(known))}"
         )
-    scoring = _record(where, "scoring", Scoring, data.get("scoring", {}))
+    protocol = Protocol(
+        name=_plain(where, "name", "str", data.get("name", where)),
+        summary=_plain(where, "summary", "str", data.get("summary", "")),
+        seed=_plain(where, "seed", "int", data.get("seed", 0)),
+        scoring=_record(where, "scoring", Scoring, data.get("scoring", {})),
+        documents=_records(where, "documents", Document, data),
+        probes=_record(where, "probes", Probes, data.get("probes", {})),
+        gates=_records(where, "gates", Gate, data),
+        published=_records(where, "published", Published, data),
+        digest=digest_of(data),
+        answered_at_least=_plain(
+            where, "answered_at_least", "float", data.get("answered_at_least", ANSWERED_AT_LEAST)
+        ),
+    )
+    _check_scoring(where, protocol)
+    for gate in protocol.gates:
+        _check_gate(where, gate)
+    return protocol
+
+
+def _check_scoring(where: str, protocol: Protocol) -> None:
+    scoring = protocol.scoring
     if not 1 <= scoring.top_k <= TOP_K_MAX:
         raise ProtocolError(f"{where}: scoring.top_k must be 1 to {TOP_K_MAX}, got {scoring.top_k}")
-    if scoring.window_tokens <= scoring.skip_tokens + 1:
+    if scoring.skip_tokens < 0 or scoring.window_tokens <= scoring.skip_tokens + 1:
         raise ProtocolError(f"{where}: scoring.window_tokens must exceed skip_tokens + 1")
-    return Protocol(
-        name=str(data.get("name", where)),
-        summary=str(data.get("summary", "")),
-        seed=int(data.get("seed", 0)),
-        scoring=scoring,
-        documents=tuple(_record(where, "documents", Document, d) for d in data.get("documents", ())),
-        probes=_record(where, "probes", Probes, data.get("probes", {})),
-        gates=tuple(_gate(where, g) for g in data.get("gates", ())),
-        published=tuple(_record(where, "published", Published, p) for p in data.get("published", ())),
-        digest=digest_of(data),
-    )
+    if not 0 < protocol.answered_at_least <= 1:
+        raise ProtocolError(
+            f"{where}: answered_at_least must be above 0 and at most 1, got {protocol.answered_at_least}"
+        )
+    ids = [document.id for document in protocol.documents]
+    twice = next((id_ for id_ in ids if ids.count(id_) > 1), None)
+    if twice is not None:
+        raise ProtocolError(f"{where}: two documents have the id {twice!r}; documents are what is counted")
 
 
-def _gate(where: str, table: Mapping[str, Any]) -> Gate:
-    gate: Gate = _record(where, "gates", Gate, table)
+def _check_gate(where: str, gate: Gate) -> None:
     if (gate.at_least is None) == (gate.at_most is None):
         raise ProtocolError(f"{where}: gate {gate.metric!r} needs one of at_least and at_most")
-    return gate
+    if not isfinite(gate.limit) or not 0.5 < gate.confidence < 1:
+        raise ProtocolError(
+            f"{where}: gate {gate.metric!r} needs a finite limit and a confidence between 0.5 and 1"
+        )
+    if rests_on(gate.metric) is None:
+        known = ", ".join([*PAIRED, *OF_THE_TEST, "decode_cN", "mtp_acceptance_N"])
+        raise ProtocolError(f"{where}: gate {gate.metric!r} is no metric; known are {known}")
+
+
+def _records(where: str, key: str, kind: type[Any], data: Mapping[str, Any]) -> tuple[Any, ...]:
+    tables = data.get(key, ())
+    if not isinstance(tables, list | tuple):
+        raise ProtocolError(f"{where}: {key} must be a list of tables, got {tables!r:.60}")
+    return tuple(_record(where, key, kind, table) for table in tables)
 
 
 def _record(where: str, key: str, kind: type[Any], table: Any) -> Any:
-    """A dataclass from a table; lists become tuples; a key that it has not is refused."""
+    """A dataclass from a table; lists become tuples; a key that it has not, or of another type, is refused."""
     if not isinstance(table, Mapping):
-        raise ProtocolError(f"{where}: {key} must be a table, got {table!r}")
-    unknown = sorted(set(table) - {field.name for field in fields(kind)})
+        raise ProtocolError(f"{where}: {key} must be a table, got {table!r:.60}")
+    types = {field.name: str(field.type) for field in fields(kind)}
+    unknown = sorted(set(table) - types.keys())
     if unknown:
         raise ProtocolError(f"{where}: {key}.{unknown[0]} is not known")
+    values = {name: _plain(where, f"{key}.{name}", types[name], value) for name, value in table.items()}
     try:
-        return kind(
-            **{name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
-        )
+        return kind(**values)
     except TypeError as error:
         raise ProtocolError(f"{where}: {key}: {error}") from None
+
+
+def _plain(where: str, key: str, expected: str, value: Any) -> Any:
+    """A value of an annotated type: `str`, `int`, `float` (whole numbers too), `X | None`, or `tuple[X, ...]`."""
+    kind = expected.removesuffix(" | None")
+    if kind.startswith("tuple["):
+        inner = kind.removeprefix("tuple[").removesuffix(", ...]")
+        if isinstance(value, list | tuple):
+            return tuple(_plain(where, key, inner, one) for one in value)
+    elif type(value) in {"str": (str,), "int": (int,), "float": (int, float)}[kind]:
+        return value
+    raise ProtocolError(f"{where}: {key}: expected {kind}, got {value!r:.60}")
 
 
 def digest_of(value: Any) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,10 @@ from filelock import FileLock, Timeout
 from shardmill.verify.accept.client import Client, Reply
 from shardmill.verify.accept.identity import Identity
 from shardmill.verify.accept.items import Item
-from shardmill.verify.accept.runs import Row, Run, RunError, add_notes, append_row, read_run, request_digest
-from shardmill.verify.accept.score import read_positions
-from shardmill.verify.accept.speculation import acceptance
+from shardmill.verify.accept.rows import Row
+from shardmill.verify.accept.runs import Run, RunError, add_notes, append_row, read_run, request_digest
+from shardmill.verify.accept.score import entries_of, read_positions
+from shardmill.verify.accept.speculation import acceptance, gained
 from shardmill.verify.accept.watermark import Watermark
 
 REFUSED = "refused"  # the detail of a request with one picture too many, as it should be
@@ -35,7 +35,7 @@ def fault_of(item: Item, reply: Reply) -> tuple[str | None, str]:
     if not (isinstance(choices, list) and choices and isinstance(choices[0], dict)):
         return "empty", "no choices"
     if item.kind == "score":
-        return _score_fault(item, choices[0])
+        return _score_fault(item, reply.body)
     generated = completion_tokens(reply)
     if generated <= 0:
         return "empty", "no tokens were generated"
@@ -51,21 +51,21 @@ def completion_tokens(reply: Reply) -> int:
     """Generated tokens by the server's own count; 0 where it gives none."""
     usage = (reply.body or {}).get("usage")
     count = usage.get("completion_tokens") if isinstance(usage, dict) else None
-    return count if isinstance(count, int) else 0
+    return count if type(count) is int else 0
 
 
-def _score_fault(item: Item, choice: dict[str, Any]) -> tuple[str | None, str]:
-    entries = choice.get("prompt_logprobs")
-    if not isinstance(entries, list):
+def _score_fault(item: Item, body: dict[str, Any]) -> tuple[str | None, str]:
+    entries = entries_of(body)
+    if entries is None:
         return "empty", "no prompt_logprobs: this server cannot score prompts"
     try:
-        read_positions(item.body["prompt"], entries, 0)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        return "truncated", str(error)
+        read_positions(item.body["prompt"], entries, 0, item.body.get("prompt_logprobs", 1))
+    except ValueError as error:
+        return "truncated", f"{error}; was the server started with --max-logprobs?"
     return None, ""
 
 
-def keep(item: Item, identity: str, reply: Reply) -> Row:
+def keep(item: Item, identity: str, reply: Reply, counters: dict[str, float] | None = None) -> Row:
     """The row of a reply: of the body only what is judged later."""
     failure, detail = fault_of(item, reply)
     answer: dict[str, Any] | None = None
@@ -81,6 +81,7 @@ def keep(item: Item, identity: str, reply: Reply) -> Row:
         detail,
         reply.attempts,
         reply.seconds,
+        counters,
     )
 
 
@@ -92,7 +93,6 @@ class Recorder:
     identity: Identity
     folder: Path
     tell: Callable[[Item, int, int], None] = lambda item, done, total: None
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def record(self, items: Sequence[Item]) -> Run:
         """Ask every item that has no good row for the very same request; failures are asked again."""
@@ -109,27 +109,24 @@ class Recorder:
 
     def _ask(self, batch: Sequence[Item], at_once: int) -> None:
         """One request, or `at_once` copies of it together for the throughput."""
-        if at_once == 1:
-            for item in batch:
-                self._one(item)
-            return
         with ThreadPoolExecutor(at_once) as pool:
             for item in batch:
+                before = self._counters()
                 begin = time.monotonic()
                 replies = list(pool.map(lambda _, item=item: self._reply(item), range(at_once)))
-                self._keep(item, _together(replies, time.monotonic() - begin))
+                seconds = time.monotonic() - begin
+                reply = replies[0] if at_once == 1 else _together(replies, seconds)
+                counters = gained(before, self._counters()) if before is not None else None
+                append_row(self.folder, keep(item, self.identity.digest, reply, counters))
 
-    def _one(self, item: Item) -> None:
-        self._keep(item, self._reply(item))
+    def _counters(self) -> dict[str, float] | None:
+        """The counters of a server that has a draft, None of one that has not."""
+        return acceptance(self.client) if self.identity.speculation else None
 
     def _reply(self, item: Item) -> Reply:
         if item.too_long:
             return Reply(None, "skipped", item.too_long, 0, 0.0)
         return self.client.ask(item.path, {"model": self.identity.model, **item.body})
-
-    def _keep(self, item: Item, reply: Reply) -> None:
-        with self.lock:
-            append_row(self.folder, keep(item, self.identity.digest, reply))
 
 
 def _answered(item: Item, rows: Any) -> bool:
@@ -151,7 +148,7 @@ def _together(replies: Sequence[Reply], seconds: float) -> Reply:
 
 
 def record_all(recorder: Recorder, items: Sequence[Item]) -> Run:
-    """Record, with the draft's counters before and after and the memory watermark around everything.
+    """Record, with the memory watermark around everything.
 
     Raises RunError where another recording is writing to the same folder.
     """
@@ -165,13 +162,8 @@ def record_all(recorder: Recorder, items: Sequence[Item]) -> Run:
 
 
 def _record_all(recorder: Recorder, items: Sequence[Item]) -> Run:
-    before = acceptance(recorder.client)
     with Watermark() as watermark:
         recorder.record(items)
-    after = acceptance(recorder.client)
-    gained = {key: value - before.get(key, 0.0) for key, value in after.items()}
-    if any(gained.values()):
-        add_notes(recorder.folder, acceptance=gained)
     if watermark.mib is not None:
         add_notes(recorder.folder, least_free_mib=watermark.mib)
     return read_run(recorder.folder)

@@ -1,7 +1,8 @@
 """A run on disk: run.json says who answered what protocol, rows.jsonl holds each raw answer.
 
-Rows are appended and synced one by one, so that a cut recording goes on where it stopped. Every row carries the
-identity's digest: a file that mixes two servers is refused.
+Rows are appended and synced one by one, so that an interrupted recording goes on where it stopped. Every row carries
+the identity's digest: a file that mixes two servers is refused. What is not as `record` writes it is refused by file
+and line: a verdict never rests on bytes that somebody changed or lost.
 """
 
 from __future__ import annotations
@@ -9,39 +10,26 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from shardmill.verify.accept.identity import Identity, IdentityError, parse_identity
 from shardmill.verify.accept.items import Item
 from shardmill.verify.accept.protocol import digest_of
+from shardmill.verify.accept.rows import Row, RowError, parse_row
+from shardmill.verify.reading import bounded_json
 from shardmill.verify.reading.atomic import write_whole
+from shardmill.verify.reading.bounded_json import BadJsonError
 
 FORMAT = "shardmill/accept-run/1"
+ROW_BYTES_MAX = 512 << 20
+ROW_VALUES_MAX = 8_000_000  # a window of 65,536 tokens with 20 choices each
 
 
 class RunError(ValueError):
     """A run cannot be used or continued. The message names the folder, and what differs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One request's outcome: the raw answer, or how it failed after so many attempts."""
-
-    id: str
-    kind: str
-    request: str
-    identity: str
-    answer: Mapping[str, Any] | None
-    failure: str | None
-    detail: str
-    attempts: int
-    seconds: float
-
-    @property
-    def ok(self) -> bool:
-        return self.failure is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +43,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run as read: rows by id, the last outcome of each."""
+    """A run as read: rows by id, the last outcome of each, and the line of rows.jsonl that holds it."""
 
     folder: Path
     identity: Identity
@@ -63,6 +51,11 @@ class Run:
     tokens: str
     notes: Mapping[str, Any]
     rows: Mapping[str, Row]
+    lines: Mapping[str, int] = field(default_factory=dict)
+
+    def place(self, id_: str) -> str:
+        """Where a row stands, for errors."""
+        return f"{self.folder}/rows.jsonl:{self.lines.get(id_, '?')}"
 
     def of(self, kind: str, phase: str = "") -> list[Row]:
         """The rows of a kind, optionally of one phase ("before" or "after" the soak)."""
@@ -91,14 +84,14 @@ def start_run(folder: Path, identity: Identity, protocol: str, tokens: str) -> N
             raise RunError(
                 f"{folder}: holds a run of another server or protocol ({'; '.join(differences)}); use another folder"
             )
-        _drop_cut_line(folder / "rows.jsonl")
+        _drop_incomplete_line(folder / "rows.jsonl")
         return
     folder.mkdir(parents=True, exist_ok=True)
     head = {"format": FORMAT, "identity": asdict(identity), "protocol": protocol, "tokens": tokens}
     write_whole(path, (json.dumps(head, indent=2) + "\n").encode())
 
 
-def _drop_cut_line(path: Path) -> None:
+def _drop_incomplete_line(path: Path) -> None:
     """Take away what a crash left of a last line, so that the next row begins on a line of its own."""
     if not path.is_file():
         return
@@ -110,60 +103,96 @@ def _drop_cut_line(path: Path) -> None:
 def append_row(folder: Path, row: Row) -> None:
     """Add a row and have it on disk before the next request goes out."""
     with (folder / "rows.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(asdict(row)) + "\n")
+        file.write(json.dumps(asdict(row), allow_nan=False) + "\n")
         file.flush()
         os.fsync(file.fileno())
 
 
 def read_run(folder: Path) -> Run:
-    """A run from disk. Raises RunError where it is none, or where a row is of another identity."""
+    """A run from disk. Raises RunError, with file and line, where a row is of another server or not a row."""
     head = read_head(folder)
     rows: dict[str, Row] = {}
-    for row in _rows(folder):
+    lines: dict[str, int] = {}
+    for line, row in _rows(folder / "rows.jsonl"):
+        place = f"{folder}/rows.jsonl:{line}"
         if row.identity != head.identity.digest:
             raise RunError(
-                f"{folder}: row {row.id} was answered by another server than run.json names; record again"
+                f"{place}: {row.id} was answered by another server than run.json names; record again"
             )
-        rows[row.id] = row
-    notes_path = folder / "notes.json"
-    notes = json.loads(notes_path.read_text(encoding="utf-8")) if notes_path.is_file() else {}
-    return Run(folder, head.identity, head.protocol, head.tokens, notes, rows)
+        before = rows.get(row.id)
+        if before is not None and before.ok and before.request == row.request:
+            raise RunError(f"{place}: {row.id} was answered on line {lines[row.id]} already; record again")
+        rows[row.id], lines[row.id] = row, line
+    return Run(folder, head.identity, head.protocol, head.tokens, _notes(folder), rows, lines)
 
 
 def add_notes(folder: Path, **notes: Any) -> None:
-    """Figures that belong to no single request, such as counters and the memory watermark."""
+    """Figures that belong to no single request, such as counters and the memory watermark. Raises RunError."""
+    text = json.dumps({**_notes(folder), **notes}, indent=2, allow_nan=False)
+    write_whole(folder / "notes.json", (text + "\n").encode())
+
+
+def _notes(folder: Path) -> Mapping[str, Any]:
     path = folder / "notes.json"
-    old = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    write_whole(path, (json.dumps({**old, **notes}, indent=2) + "\n").encode())
+    if not path.is_file():
+        return {}
+    notes = _json(path)
+    try:
+        for key, value in notes.items():
+            for number in value.values() if isinstance(value, dict) else (value,):
+                if isinstance(number, bool) or not (isinstance(number, int | float) and isfinite(number)):
+                    raise RunError(f"{path}: {key!r} must be a number or a table of numbers, got {number!r}")
+    except AttributeError:
+        raise RunError(f"{path}: expected one JSON object, got {type(notes).__name__}") from None
+    return notes  # type: ignore[no-any-return]
+
+
+def _json(path: Path) -> Any:
+    try:
+        return bounded_json.loads(path.read_bytes())
+    except (OSError, BadJsonError) as error:
+        raise RunError(f"{path}: cannot be read: {error}") from None
 
 
 def read_head(folder: Path) -> Head:
     """Who answered, and what was asked, without the rows. Raises RunError."""
+    path = folder / "run.json"
+    if not path.is_file():
+        raise RunError(f"{folder}: no run here; make one with `shardmill verify accept record`")
+    head = _json(path)
     try:
-        head = json.loads((folder / "run.json").read_text(encoding="utf-8"))
         if head["format"] != FORMAT:
-            raise RunError(f"{folder}: format {head['format']!r}; this version reads {FORMAT!r}")
+            raise RunError(f"{path}: format {head['format']!r}; this version reads {FORMAT!r}")
         return Head(parse_identity(head["identity"]), str(head["protocol"]), str(head["tokens"]))
-    except FileNotFoundError:
-        raise RunError(f"{folder}: no run here; make one with `shardmill verify accept record`") from None
-    except (OSError, ValueError, KeyError, TypeError, IdentityError) as error:
-        if isinstance(error, RunError):
-            raise
-        raise RunError(f"{folder}/run.json: cannot be read: {error}") from None
+    except (KeyError, TypeError) as error:
+        raise RunError(f"{path}: not as `record` writes it: {error!r}") from None
+    except IdentityError as error:
+        raise RunError(f"{path}: {error}") from None
 
 
-def _rows(folder: Path) -> Iterator[Row]:
-    """Whole lines only: the last one may have been cut by a crash, and is asked again."""
-    path = folder / "rows.jsonl"
+def _rows(path: Path) -> Iterator[tuple[int, Row]]:
+    """Each row with its line, from 1. Raises RunError where a line is no row, or the last one is incomplete."""
     if not path.is_file():
         return
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            if line.endswith("\n"):
-                try:
-                    yield Row(**json.loads(line))
-                except (ValueError, TypeError) as error:
-                    raise RunError(f"{path}: a line is not a row: {error}") from None
+    try:
+        with path.open("rb") as file:
+            yield from ((number, _row(path, number, line)) for number, line in enumerate(_lines(file), 1))
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error}") from None
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    while line := file.readline(ROW_BYTES_MAX):
+        yield line
+
+
+def _row(path: Path, number: int, line: bytes) -> Row:
+    if not line.endswith(b"\n"):
+        raise RunError(f"{path}:{number}: an incomplete row; run `record` again, it goes on from here")
+    try:
+        return parse_row(bounded_json.loads(line, ROW_BYTES_MAX, ROW_VALUES_MAX))
+    except (BadJsonError, RowError) as error:
+        raise RunError(f"{path}:{number}: not a row: {error}; record again") from None
 
 
 def stale_runs(folders: list[Path], checkpoint: str) -> list[Path]:

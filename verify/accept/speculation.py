@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from shardmill.verify.accept.client import Client, samples
+from shardmill.verify.accept.client import Client, MetricsError, counter, samples
 from shardmill.verify.accept.identity import Identity
 from shardmill.verify.accept.items import Item
 from shardmill.verify.accept.runs import Run, RunError
+from shardmill.verify.accept.score import entries_of
 
 DRAFTS = "spec_decode_num_drafts"
 ACCEPTED = "spec_decode_num_accepted_tokens_per_pos"
@@ -19,20 +20,29 @@ class SpeculationError(RunError):
 
 
 def acceptance(client: Client) -> dict[str, float]:
-    """The server's counters of speculative decoding as they stand."""
-    return count_acceptance(client.get_or_none("/metrics") or "")
+    """The server's counters of speculative decoding as they stand. Raises SpeculationError on a bad metrics page."""
+    try:
+        return count_acceptance(client.get_or_none("/metrics") or "")
+    except MetricsError as error:
+        raise SpeculationError(f"{client.url}/metrics: {error}") from None
 
 
 def count_acceptance(page: str) -> dict[str, float]:
-    """Counters of a metrics page: drafts, and accepted tokens by position."""
+    """Counters of a metrics page: drafts, and accepted tokens by position. Raises MetricsError."""
     found: dict[str, float] = {}
     for sample in samples(page):
         if DRAFTS in sample.name and sample.name.endswith("_total"):
-            found["drafts"] = found.get("drafts", 0.0) + sample.value
+            found["drafts"] = found.get("drafts", 0.0) + counter(sample)
         elif ACCEPTED in sample.name and sample.name.endswith("_total"):
             key = f"position {sample.labels.get('position', '?')}"
-            found[key] = found.get(key, 0.0) + sample.value
+            found[key] = found.get(key, 0.0) + counter(sample)
     return found
+
+
+def gained(before: Mapping[str, float], after: Mapping[str, float] | None) -> dict[str, float] | None:
+    """What the counters gained between two readings; None where nothing was drafted, or a restart set them back."""
+    by = {key: value - before.get(key, 0.0) for key, value in (after or {}).items()}
+    return by if by.get("drafts", 0) > 0 and min(by.values()) >= 0 else None
 
 
 def check_speculation(client: Client, identity: Identity, items: Sequence[Item], proof: Run | None) -> None:
@@ -59,10 +69,10 @@ def check_speculation(client: Client, identity: Identity, items: Sequence[Item],
             proof.rows.get(item.id),
             client.ask(item.path, {"model": identity.model, **item.body}),
         )
-        if row is None or not row.ok or not row.answer or reply.body is None:
+        if row is None or not row.ok or reply.body is None:
             raise SpeculationError(f"{item.id}: cannot be compared with {proof.folder}")
-        mine, theirs = (a["choices"][0]["prompt_logprobs"] for a in (reply.body, row.answer))
-        if mine != theirs:
+        mine, theirs = entries_of(reply.body), entries_of(row.answer)
+        if mine is None or mine != theirs:
             raise SpeculationError(
                 f"{item.id}: prompt log probabilities change with speculation on; score with it off"
             )

@@ -1,8 +1,8 @@
 """Intervals, bounds and tests for paired token decisions.
 
 Positions of one document are not independent, so intervals come twice: Wilson's, as if they were, and one from
-resampling whole documents. Gates use Wilson's score bound at the effective number of positions (Kish's design
-effect). Checked against scipy and statsmodels and by simulation in tests/accept.
+resampling whole documents. Gates use neither: see `clusters` and `chance`. Checked against scipy and statsmodels and
+by simulation in tests/verify/accept.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-DOCUMENTS_MIN = 10  # with fewer documents resampling says nothing
+DOCUMENTS_MIN = 10  # with fewer documents their spread is a guess, and nothing is claimed
 RESAMPLES = 4000
 
 Floats = NDArray[np.float64]
@@ -28,10 +28,18 @@ class Interval:
     low: float
     high: float
 
+    @property
+    def known(self) -> bool:
+        """False for an interval that says nothing."""
+        return bool(np.isfinite(self.low) and np.isfinite(self.high))
+
     def outward(self, digits: int) -> tuple[float, float]:
         """In percent, rounded away from the middle: a printed interval never claims more than it has."""
         scale = 10**digits
         return np.floor(self.low * 100 * scale) / scale, np.ceil(self.high * 100 * scale) / scale
+
+
+UNKNOWN = Interval(-np.inf, np.inf)  # too little was seen to say anything
 
 
 def wilson(hits: float, n: float, confidence: float = 0.95) -> Interval:
@@ -77,11 +85,11 @@ def resample_weights(documents: int, resamples: int, seed: int) -> Floats:
 
 def document_bootstrap(
     sums: Sequence[float], sizes: Sequence[float], confidence: float = 0.95, seed: int = 1
-) -> Interval | None:
-    """Interval of sum(sums)/sum(sizes) from resampling documents; None with fewer than DOCUMENTS_MIN."""
+) -> Interval:
+    """Interval of sum(sums)/sum(sizes) from resampling documents; infinite with fewer than DOCUMENTS_MIN."""
     columns = np.asarray(sums, np.float64)[:, None]
     if len(columns) < DOCUMENTS_MIN:
-        return None
+        return UNKNOWN
     weights = resample_weights(len(columns), RESAMPLES, seed)
     low, high = bca(columns, np.asarray(sizes, np.float64), weights, confidence)
     return Interval(float(low[0]), float(high[0]))

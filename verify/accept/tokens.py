@@ -10,6 +10,11 @@ from pathlib import Path
 
 from shardmill.verify.accept.client import Client
 from shardmill.verify.accept.protocol import Protocol, ProtocolError, digest_of
+from shardmill.verify.reading import bounded_json
+from shardmill.verify.reading.atomic import write_whole
+from shardmill.verify.reading.bounded_json import BadJsonError
+
+TOKENS_MAX = 8_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +46,18 @@ def freeze(client: Client, model: str, protocol: Protocol) -> Tokens:
             raise ProtocolError(
                 f"{client.url}/tokenize: cannot freeze tokens: {reply.failure}: {reply.detail}"
             )
-        ids[text_key(text)] = tuple(int(token) for token in reply.body["tokens"])
+        found = reply.body["tokens"]
+        if not (found and all(type(token) is int and 0 <= token < 1 << 32 for token in found)):
+            raise ProtocolError(
+                f"{client.url}/tokenize: expected token ids for {text[:40]!r}, got {found!r:.60}"
+            )
+        ids[text_key(text)] = tuple(found)
     return Tokens(protocol.digest, ids)
 
 
 def write_tokens(path: Path, tokens: Tokens) -> None:
     value = {"format": "shardmill/tokens/1", "protocol": tokens.protocol, "ids": dict(tokens.ids)}
-    path.write_text(json.dumps(value) + "\n", encoding="utf-8")
+    write_whole(path, (json.dumps(value) + "\n").encode())
 
 
 def read_tokens(path: Path | None, protocol: Protocol) -> Tokens:
@@ -71,7 +81,11 @@ def read_tokens(path: Path | None, protocol: Protocol) -> Tokens:
 
 def _parse(path: Path) -> Tokens:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        return Tokens(value["protocol"], {name: tuple(ids) for name, ids in value["ids"].items()})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        value = bounded_json.loads(path.read_bytes(), values_max=TOKENS_MAX)
+        protocol, ids = value["protocol"], {name: tuple(some) for name, some in value["ids"].items()}
+    except (OSError, BadJsonError, KeyError, TypeError, AttributeError) as error:
         raise ProtocolError(f"{path}: cannot be read as frozen tokens: {error}") from None
+    for name, some in ids.items():
+        if not all(type(token) is int and 0 <= token < 1 << 32 for token in some):
+            raise ProtocolError(f"{path}: ids.{name:.16}: expected token ids, whole numbers from 0 on")
+    return Tokens(str(protocol), ids)

@@ -22,13 +22,13 @@ class BadJsonError(Exception):
     """The bytes are not JSON that we accept; the text says why."""
 
 
-def loads(data: bytes, bytes_max: int = BYTES_MAX) -> Any:
+def loads(data: bytes, bytes_max: int = BYTES_MAX, values_max: int = VALUES_MAX) -> Any:
     """The value in `data`. Raises BadJsonError, nothing else."""
     if len(data) > bytes_max:
         raise BadJsonError(f"{len(data):,} bytes where at most {bytes_max:,} are read")
     values = data.count(b",") + data.count(b"[") + data.count(b"{")
-    if values > VALUES_MAX:
-        raise BadJsonError(f"{values:,} values where at most {VALUES_MAX:,} are read")
+    if values > values_max:
+        raise BadJsonError(f"{values:,} values where at most {values_max:,} are read")
     try:
         text = data.decode("utf-8")
         value = _decoder.decode(text)

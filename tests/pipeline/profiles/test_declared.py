@@ -126,7 +126,7 @@ def test_codes_and_scales_are_the_same_bits_under_every_profile(tmp_path: Path) 
             LM_HEAD,
             "one weight_block_size",
         ),
-        ("fp8", LINEAR + 'numerics = "amx/1"\n', LM_HEAD, "'amx/1' are not known; they are amax/1"),
+        ("fp8", LINEAR + 'numerics = "amx/1"\n', LM_HEAD, "'amx/1' are not known; choose from amax/1"),
     ],
 )
 def test_what_a_profile_has_no_words_for_is_refused_at_plan_time_with_the_reason(

@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from email.message import Message
+from http.client import HTTPResponse
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from click.testing import CliRunner
 
 from shardmill.pipeline.commands.main import shardmill
-from shardmill.pipeline.container.hub import HUB_FILE, hub_bytes, sparse_mirror
-from shardmill.pipeline.container.ranges import RemoteFile
+from shardmill.pipeline.container.hub import HUB_FILE, hub_bytes, refuse_other_digest, sparse_mirror
+from shardmill.pipeline.container.ranges import RemoteFile, WrongAnswerError
 from shardmill.pipeline.errors import CheckpointError, PlanError, ShardmillError
 from tests.pipeline.parents import INDEX, MANIFEST, build, published, why
-from tests.pipeline.profiles.models import FILES, dense_parent, native_parent, recipe
+from tests.pipeline.profiles.models import FILES, native_parent, recipe
 from tests.verify.web import SHA, Server, serving
 
 pytest.importorskip("huggingface_hub", reason="needs the extra `hub`")
@@ -105,24 +109,29 @@ def test_the_token_is_handed_to_no_other_host(hub: Server, tmp_path: Path) -> No
     with serving(hub.folder) as elsewhere:
         hub.redirect_to = elsewhere.address
         data = bytearray(4)
-        with RemoteFile(f"{hub.address}/moved/{FILES[0]}", 100) as source:
+        with RemoteFile(f"{hub.address}/moved/{FILES[0]}", (hub.folder / FILES[0]).stat().st_size) as source:
             source.read_into(memoryview(data), 8)
         assert data == (hub.folder / FILES[0]).read_bytes()[8:12]
         assert hub.tokens[-1] == "Bearer hf_secret"
         assert elsewhere.tokens == [None]
 
 
-def test_a_folder_that_poses_as_a_shadow_gets_no_token(hub: Server, tmp_path: Path) -> None:
-    """Whoever publishes a parent may put our own dotfile into it, with an address of their choice."""
+def test_a_folder_that_poses_as_a_mirror_is_refused(hub: Server) -> None:
+    """Whoever publishes a parent may put our own dotfile into it, with an address of their choice: nobody is asked."""
     with serving(hub.folder) as elsewhere:
-        (hub.folder / HUB_FILE).write_text(
-            json.dumps({"repository": "a/b", "base": elsewhere.address, "shards": list(FILES)})
-        )
-        source = hub_bytes(hub.folder / FILES[0])
-        assert source is not None
-        with source:
-            source.read_into(memoryview(bytearray(4)), 8)
-        assert elsewhere.tokens == [None]
+        note = {"repository": "a/b", "base": elsewhere.address, "holes": list(FILES), "sha256": {}}
+        (hub.folder / HUB_FILE).write_text(json.dumps(note))
+        with pytest.raises(CheckpointError, match=r"only the cache .* holds mirrors of a hub"):
+            hub_bytes(hub.folder / FILES[0])
+        assert elsewhere.asked == []
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"repository": 1}'])
+def test_a_damaged_note_is_made_again(damage: str, hub: Server, tmp_path: Path) -> None:
+    """A full disk or a power failure may leave an empty note; the next command makes the mirror anew."""
+    (sparse_mirror(PLACE) / HUB_FILE).write_text(damage)
+    build(sparse_mirror(PLACE), tmp_path / "out", KEEP)
+    assert (tmp_path / "out" / INDEX).exists()
 
 
 def test_reading_on_asks_for_nothing_new_and_a_jump_back_asks_again(hub: Server) -> None:
@@ -157,7 +166,7 @@ def test_the_commands_take_a_repository_for_a_parent(hub: Server, tmp_path: Path
 def test_a_repository_that_the_recipe_does_not_pin_is_refused(
     hub: Server, tmp_path: Path, pinned: str
 ) -> None:
-    with pytest.raises(PlanError, match="name the one that is meant"):
+    with pytest.raises(PlanError, match=r"the recipe pins the .* but the hub has"):
         build(
             sparse_mirror(PLACE), tmp_path / "out", KEEP.replace("[output]", f"[parent]\n{pinned}\n[output]")
         )
@@ -171,14 +180,41 @@ def test_a_place_that_is_no_repository_is_refused_in_a_sentence(hub: Server, pla
         sparse_mirror(place)
 
 
-def test_files_that_a_safetensors_loader_never_reads_are_left_there(hub: Server) -> None:
-    (hub.folder / "pytorch_model.bin").write_bytes(b"old")
-    assert not (sparse_mirror(PLACE) / "pytorch_model.bin").exists()
-    assert (sparse_mirror(PLACE) / "tokenizer.json").read_bytes() == (
-        hub.folder / "tokenizer.json"
-    ).read_bytes()
+def test_what_a_child_does_not_get_is_not_fetched(hub: Server) -> None:
+    """Other copies of the weights are holes of their true size; the tokenizer is there whole."""
+    (hub.folder / "pytorch_model.bin").write_bytes(bytes(1 << 20))
+    folder = sparse_mirror(PLACE)
+    assert (folder / "pytorch_model.bin").stat().st_size == 1 << 20
+    assert not [path for path, _ in hub.asked if "pytorch_model" in path]
+    assert (folder / "tokenizer.json").read_bytes() == (hub.folder / "tokenizer.json").read_bytes()
 
 
-def test_an_ordinary_parent_needs_no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    build(dense_parent(tmp_path / "parent"), tmp_path / "out", recipe("fp8"))
+@pytest.mark.parametrize(
+    ("headers", "words"),
+    [
+        ({"Content-Range": "bytes 0-3/100"}, "has the range"),
+        ({"Content-Range": "bytes 8-11/99"}, "has the range"),
+        ({"Content-Range": None}, "has the range"),
+        ({"Content-Length": "3"}, "has 3 bytes"),
+        ({"Content-Encoding": "gzip"}, "is encoded"),
+        ({"ETag": '"new"'}, "changed while it was read"),
+    ],
+)
+def test_an_answer_of_other_bytes_is_refused(headers: dict[str, str | None], words: str) -> None:
+    """Range, size, encoding and ETag of each answer are compared with what was asked for."""
+    right = {"Content-Range": "bytes 8-11/100", "Content-Length": "4", "ETag": '"old"'} | headers
+    message = Message()
+    for name, value in right.items():
+        if value is not None:
+            message[name] = value
+    file = RemoteFile("http://nowhere/x", 100, until=12)
+    file._at, file._end, file._etag = 8, 12, '"old"'
+    with pytest.raises(WrongAnswerError, match=words):
+        file._refuse_other_bytes(cast(HTTPResponse, SimpleNamespace(status=206, headers=message)), 8)
+
+
+def test_a_file_whose_sha256_the_hub_states_otherwise_is_refused() -> None:
+    """The hub's own digest proves what is fetched whole."""
+    refuse_other_digest("a", "0" * 64, {})
+    with pytest.raises(CheckpointError, match="a: its bytes have the sha256 0000"):
+        refuse_other_digest("a", "0" * 64, {"a": "1" * 64})

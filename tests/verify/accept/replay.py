@@ -10,7 +10,7 @@ import gzip
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -33,6 +33,7 @@ class Replay:
     faults: list[str] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
     url: str = ""
+    answered: Callable[[], None] = lambda: None  # called after each POST is counted
 
 
 def load(name: str) -> Replay:
@@ -74,6 +75,7 @@ def handler(replay: Replay) -> type[BaseHTTPRequestHandler]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             replay.asked.append(self.path)
+            replay.answered()
             if replay.faults and self.misbehave(replay.faults.pop(0)):
                 return
             body.pop("model", None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardmill.verify.accept.client import Client, UnreachableError, samples
+from shardmill.verify.accept.client import Client, MetricsError, UnreachableError, counter, samples
 from shardmill.verify.accept.protocol import digest_of
 from tests.verify.accept.replay import replayed
 
@@ -61,9 +61,25 @@ def test_no_server_is_a_connection_failure_and_a_sentence():
 
 
 def test_a_metrics_page_is_read_with_its_labels():
-    page = '# HELP x\nvllm:spec_total{engine="0",position="1"} 12.0\nplain 3\nbroken line here {\n'
+    page = '# HELP x\nvllm:spec_total{engine="0",position="1"} 12.0\n\nplain 3\r\ntimed{} 4 1700000000000\n'
     read = {(s.name, s.labels.get("position")): s.value for s in samples(page)}
-    assert read == {("vllm:spec_total", "1"): 12.0, ("plain", None): 3.0}
+    assert read == {("vllm:spec_total", "1"): 12.0, ("plain", None): 3.0, ("timed", None): 4.0}
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["broken line here {", "name{} abc", "name{}", "<html>", "name 1_0", "name 0x10", "name{} 1 2 3", "1 2"],
+)
+def test_a_line_that_is_no_sample_is_refused_with_its_number(line):
+    with pytest.raises(MetricsError, match="line 2: expected"):
+        samples(f"plain 3\n{line}\n")
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-1", "1e999"])
+def test_a_counter_that_is_no_count_is_refused(value):
+    (sample,) = samples(f"x_total {value}")
+    with pytest.raises(MetricsError, match="a counter must be a number from 0 on"):
+        counter(sample)
 
 
 def test_the_digest_of_a_request_does_not_depend_on_key_order():

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 
 from shardmill.verify.accept.client import Reply
 from shardmill.verify.accept.diverge import diverge
+from shardmill.verify.accept.gates import judge_proportion
 from shardmill.verify.accept.identity import Identity
 from shardmill.verify.accept.items import Item, filler_ids, list_items
 from shardmill.verify.accept.measure import (
+    Median,
     Proportion,
     Value,
     probe_measures,
@@ -34,7 +36,8 @@ from shardmill.verify.accept.protocol import (
     read_protocol,
 )
 from shardmill.verify.accept.record import fault_of, keep
-from shardmill.verify.accept.runs import Row, Run
+from shardmill.verify.accept.rows import Row
+from shardmill.verify.accept.runs import Run
 from shardmill.verify.accept.score import read_positions
 from shardmill.verify.accept.tokens import Tokens, text_key
 
@@ -130,7 +133,7 @@ def test_a_needle_is_found_with_or_without_its_commas():
     p = protocol(needle_depths=(0.1, 0.9), needle_sentence="{number}")
     first = needle_number(p.probes, 0)
     measured = probe_measures(run(row("needle/before/9", "needle", f"It is {first:,}.")), p, [], "before")
-    assert measured["needles"] == Proportion(1, 2)
+    assert measured["needles"] == Proportion((1,), (2,))
 
 
 def test_a_prompt_that_the_server_cannot_hold_is_skipped_and_says_why():
@@ -186,7 +189,7 @@ def test_speed_is_all_tokens_over_wall_time_without_the_warm_up():
         for i, s in seconds.items()
     ]
     measured = probe_measures(run(*rows), p, items, "before")
-    assert measured["decode_c1"] == Value(50.0, 37.5, 75.0)
+    assert measured["decode_c1"] == Median((100.0, 50.0, 25.0))
     assert measured["decode_c4"].value == 200.0
 
 
@@ -204,8 +207,11 @@ def test_a_picture_that_adds_no_prompt_tokens_shows_that_vision_is_off():
 @pytest.mark.parametrize(
     ("reply", "refused"),
     [
-        (Reply(None, "http 4xx", "400: at most 1 image", 1, 0.1), {"vision_limit_refused": Proportion(1, 1)}),
-        (Reply({"choices": [{}]}, None, "", 1, 0.1), {"vision_limit_refused": Proportion(0, 1)}),
+        (
+            Reply(None, "http 4xx", "400: at most 1 image", 1, 0.1),
+            {"vision_limit_refused": Proportion((1,), (1,))},
+        ),
+        (Reply({"choices": [{}]}, None, "", 1, 0.1), {"vision_limit_refused": Proportion((0,), (1,))}),
         (Reply(None, "timeout", "", 3, 9.0), {}),
     ],
 )
@@ -220,12 +226,21 @@ def test_an_answer_cut_by_the_token_limit_is_truncated_not_wrong():
     assert fault_of(item, Reply(body, None, "", 1, 0.1))[0] == "truncated"
 
 
-def test_acceptance_is_per_position_and_the_watermark_is_kept():
-    measured = run_measures(
-        run(acceptance={"drafts": 200, "position 0": 180, "position 1": 90}, least_free_mib=270)
+def drafted(id_: str, request: str, drafts: float, first: float, second: float) -> Row:
+    counters = {"drafts": drafts, "position 0": first, "position 1": second}
+    return replace(row(id_, "greedy"), request=request, counters=counters)
+
+
+def test_acceptance_is_per_position_and_prompt_and_the_watermark_is_kept():
+    """The same prompt asked again, after the soak, is no further document."""
+    rows = (
+        drafted("greedy/before/0", "a", 100, 90, 40),
+        drafted("greedy/before/1", "b", 50, 45, 25),
+        drafted("greedy/after/0", "a", 50, 45, 25),
     )
-    assert measured["mtp_acceptance"] == Proportion(180, 200)
-    assert measured["mtp_acceptance_1"] == Proportion(90, 200)
+    measured = run_measures(run(*rows, least_free_mib=270))
+    assert measured["mtp_acceptance"] == Proportion((135, 45), (150, 50))
+    assert measured["mtp_acceptance_1"] == Proportion((65, 25), (150, 50))
     assert measured["least_free_mib"] == Value(270.0)
 
 
@@ -271,8 +286,14 @@ def test_the_shipped_protocols_are_read_and_every_gate_has_a_limit(name):
     assert p.summary
 
 
-def test_the_default_protocol_has_documents_enough_to_resample():
-    assert len({d.id for d in read_protocol("default").documents}) == 24
+def test_the_default_protocol_has_documents_enough_that_each_of_its_gates_can_pass():
+    """64: its strictest gate, flips of at most 2 %, cannot pass with 40."""
+    p = read_protocol("default")
+    assert len(p.documents) == 64
+    for gate in p.gates:
+        count = p.probes.vision_pictures if gate.metric == "vision" else len(p.documents)
+        perfect = count * [30 if gate.at_least is not None else 0]
+        assert judge_proportion(gate, perfect, [30] * count).outcome == "PASS", gate
 
 
 def test_the_neutral_protocol_has_the_default_documents_and_its_own_gates():
@@ -290,7 +311,24 @@ def test_the_neutral_protocol_has_the_default_documents_and_its_own_gates():
         ({"scoring": {"top_k": 50}}, "top_k must be 1 to 20"),
         ({"scoring": {"window_tokens": 4, "skip_tokens": 16}}, "must exceed skip_tokens"),
         ({"probes": {"nonsense": 1}}, r"probes\.nonsense is not known"),
-        ({"gates": [{"metric": "x"}]}, "needs one of at_least and at_most"),
+        ({"gates": [{"metric": "needles"}]}, "needs one of at_least and at_most"),
+        (
+            {"gates": [{"metric": "needels", "at_least": 1.0}]},
+            "'needels' is no metric; known are top1_agreement",
+        ),
+        ({"gates": [{"metric": "needles", "at_least": float("nan")}]}, "needs a finite limit"),
+        ({"gates": [{"metric": "needles", "at_least": "1"}]}, r"gates\.at_least: expected float, got '1'"),
+        ({"gates": [{"metric": "needles", "at_least": 1.0, "confidence": 2.0}]}, "confidence between"),
+        ({"gates": 5}, "gates must be a list of tables"),
+        ({"answered_at_least": 0.0}, "answered_at_least must be above 0"),
+        ({"answered_at_least": "all"}, "answered_at_least: expected float"),
+        ({"seed": "x"}, "seed: expected int"),
+        ({"probes": {"greedy_prompts": [5]}}, r"probes\.greedy_prompts: expected str, got 5"),
+        (
+            {"documents": [{"id": "a", "text": "x"}, {"id": "a", "text": "y"}]},
+            "two documents have the id 'a'",
+        ),
+        ({"documents": [{"id": "a", "token_ids": [1, "b"]}]}, "expected int, got 'b'"),
         ({"gates": [{"at_least": 1.0}]}, "gates: "),
         ({"documents": ["text"]}, "documents must be a table"),
     ],

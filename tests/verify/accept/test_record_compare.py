@@ -17,9 +17,9 @@ from shardmill.verify.accept.compare import compare, rule
 from shardmill.verify.accept.gates import Gate
 from shardmill.verify.accept.identity import ask_identity, checkpoint_digest
 from shardmill.verify.accept.items import list_items
-from shardmill.verify.accept.measure import Value
+from shardmill.verify.accept.measure import Value, run_measures
 from shardmill.verify.accept.protocol import read_protocol
-from shardmill.verify.accept.record import Recorder
+from shardmill.verify.accept.record import Recorder, record_all
 from shardmill.verify.accept.runs import RunError, append_row, read_run, start_run
 from shardmill.verify.accept.speculation import SpeculationError, check_speculation
 from shardmill.verify.accept.tokens import read_tokens
@@ -65,7 +65,8 @@ def test_the_noise_floor_of_a_deterministic_server_is_exact(runs):
     floor = compared(runs)["noise_floor"]
     assert floor["agreeing"] == floor["positions"] > 250
     assert floor["kl"] == {"mean": 0, "median": 0, "p99": 0, "max": 0}
-    assert floor["max_logprob_delta"] == 0
+    assert floor["logprob_delta"] == {"mean": 0, "interval": [0, 0], "rms": 0, "max": 0}
+    assert floor["first_choice_outside_top_k"] == 0
 
 
 def test_a_block_fp8_build_is_told_from_its_parent(runs):
@@ -76,6 +77,9 @@ def test_a_block_fp8_build_is_told_from_its_parent(runs):
     assert scored["by_document"] is not None
     assert 0.005 < scored["kl"]["mean"] < 0.05
     assert scored["kl"]["median"] <= scored["kl"]["p99"] <= scored["kl"]["max"]
+    delta = scored["logprob_delta"]
+    assert delta["interval"][0] < delta["mean"] < delta["interval"][1]
+    assert abs(delta["mean"]) < delta["rms"] < delta["max"]
 
 
 def test_gates_fail_pass_and_give_the_verdict(runs):
@@ -88,10 +92,11 @@ def test_gates_fail_pass_and_give_the_verdict(runs):
     assert said["verdict"] == "FAIL"
 
 
-def test_a_run_compared_with_itself_passes_and_exits_0(runs):
+def test_ten_documents_without_any_difference_do_not_show_an_agreement_of_95_percent(runs):
     result = ask("compare", runs["base"], runs["again"], *WITH)
-    assert result.exit_code == 0
-    assert result.output.startswith("PASS")
+    assert result.exit_code == 1
+    assert result.output.startswith("INCONCLUSIVE")
+    assert re.search(r"INCONCLUSIVE: top1_agreement >= 0\.95: 1\.0000 .*; .* add documents", result.output)
 
 
 def test_probes_are_measured_before_and_after_the_soak(runs):
@@ -100,13 +105,13 @@ def test_probes_are_measured_before_and_after_the_soak(runs):
         assert measures[phase]["needles"]["n"] == 2
         assert measures[phase]["decode_c1"]["value"] > 0
         assert measures[phase]["decode_c2"]["value"] > 0
-    assert measures["run"]["soak_served"] == {"hits": 2, "n": 2, "design_effect": 1.0}
+    assert measures["run"]["soak_served"] == {"hits": 2, "n": 2, "documents": 2, "design_effect": 1.0}
     assert len(compared(runs)["soak_seconds"]) == 2
 
 
 def test_failures_are_counted_apart_and_never_scored(runs):
     said = compared(runs)
-    assert said["failures"]["test"] == {"arithmetic: http 4xx": 2, "needle: skipped": 2}
+    assert said["not_answered"]["test"] == {"arithmetic: http 4xx": 2, "needle: skipped": 2}
     assert "arithmetic" not in said["measures"]["before"]
 
 
@@ -131,8 +136,9 @@ def test_a_person_reads_the_noise_floor_above_the_result_and_the_card_holds_both
 
 def test_a_noise_run_of_another_server_is_refused(runs):
     base, again = read_run(runs["base"]), read_run(runs["again"])
+    test, noise = read_run(runs["test"]), replace(again, identity=replace(again.identity, rung="6666"))
     with pytest.raises(RunError, match=r"not of the baseline's server: rung"):
-        compare(base, base, PROTOCOL, [], noise=replace(again, identity=replace(again.identity, rung="6666")))
+        compare(base, test, PROTOCOL, [], noise=noise)
 
 
 def test_greedy_chains_part_at_an_index_and_are_no_gate(runs):
@@ -160,7 +166,8 @@ def test_a_cut_recording_goes_on_and_asks_nothing_twice(tmp_path):
         recorder.record(items[:4])
         with (tmp_path / "run" / "rows.jsonl").open("a") as file:
             file.write('{"id": "score/cut')
-        assert len(read_run(tmp_path / "run").rows) == 4
+        with pytest.raises(RunError, match=r"rows\.jsonl:5: an incomplete row"):
+            read_run(tmp_path / "run")
         replay.asked.clear()
         start_run(tmp_path / "run", identity, PROTOCOL.digest, FROZEN.digest)
         run = recorder.record(items[:6])
@@ -186,7 +193,7 @@ def test_a_resumed_recording_asks_only_what_is_missing_or_failed(tmp_path):
 def test_two_recordings_never_write_to_one_folder(tmp_path):
     with replayed("parent") as replay, FileLock(tmp_path / "run" / "recording.lock"):
         result = ask("record", replay.url, "-o", tmp_path / "run", *WITH, "--only", "score")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "another recording is writing here" in result.output
     assert "/v1/completions" not in replay.asked
 
@@ -249,7 +256,7 @@ def test_a_row_of_another_identity_is_refused(runs, tmp_path):
 
 def test_runs_of_another_protocol_are_not_compared(runs):
     result = ask("compare", runs["base"], runs["test"], "--protocol", "published", "--tokens", TOKENS)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "frozen for another protocol" in result.output
 
 
@@ -300,7 +307,7 @@ def test_scoring_is_refused_while_a_draft_is_on(tmp_path):
     with replayed("parent") as replay:
         replay.metrics += SPECULATING
         result = ask("record", replay.url, "-o", tmp_path / "run", *WITH)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "speculative decoding on" in result.output
     assert not (tmp_path / "run").exists()
 
@@ -315,30 +322,42 @@ def test_scoring_with_a_draft_is_allowed_once_equality_is_shown(runs):
             check_speculation(patient(replay.url), identity, items, read_run(runs["test"]))
 
 
-def test_the_drafts_acceptance_is_the_difference_of_the_counters(tmp_path):
+def test_the_drafts_acceptance_is_what_the_counters_gain_by_each_request(tmp_path):
+    """Each answer of this server adds a hundred drafts and eighty accepted tokens to its counters."""
     with replayed("parent") as replay:
         page = replay.metrics
-        accepted = 'vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="0"} '
-        replay.metrics = page + SPECULATING + accepted + "9\n"
-        pages = iter([replay.metrics, page + SPECULATING.replace("10", "110") + accepted + "89\n"])
+
+        def count() -> None:
+            times = len(replay.asked)
+            replay.metrics = (
+                page
+                + SPECULATING.replace("10", str(10 + 100 * times))
+                + (
+                    f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",position="0"}} {9 + 80 * times}\n'
+                )
+            )
+
+        count()
+        replay.answered = count
         client = patient(replay.url)
-        identity = replace(ask_identity(client), speculation=False)
-        from shardmill.verify.accept import record
-
-        original, record.acceptance = record.acceptance, lambda _: counters(next(pages))
-        try:
-            start_run(tmp_path / "run", identity, PROTOCOL.digest, FROZEN.digest)
-            items = [i for i in list_items(PROTOCOL, FROZEN, 1024) if i.kind == "greedy"]
-            run = record.record_all(Recorder(client, identity, tmp_path / "run"), items)
-        finally:
-            record.acceptance = original
-    assert run.notes["acceptance"] == {"drafts": 100.0, "position 0": 80.0}
+        identity = ask_identity(client)
+        start_run(tmp_path / "run", identity, PROTOCOL.digest, FROZEN.digest)
+        items = [i for i in list_items(PROTOCOL, FROZEN, 1024) if i.kind == "greedy"]
+        run = record_all(Recorder(client, identity, tmp_path / "run"), items)
+    assert identity.speculation
+    assert [row.counters for row in run.rows.values()] == [{"drafts": 100.0, "position 0": 80.0}] * 4
+    measured = run_measures(run)["mtp_acceptance"]
+    assert (measured.by_document, measured.sizes) == ((160, 160), (200, 200))
 
 
-def counters(page: str) -> dict[str, float]:
-    from shardmill.verify.accept.speculation import count_acceptance
-
-    return count_acceptance(page)
+@pytest.mark.parametrize("line", ["name{} abc", "vllm:spec_decode_num_drafts_total NaN", "<html>"])
+def test_a_bad_metrics_page_is_refused_by_address_and_line(tmp_path, line):
+    with replayed("parent") as replay:
+        replay.metrics = f"plain 3\n{line}\n"
+        words = ["record", replay.url, "-o", tmp_path / "run", *WITH, "--only", "greedy"]
+        result = ask(*words)
+    assert result.exit_code == 2
+    assert f"{replay.url}/metrics: " in result.output
 
 
 def test_tokens_are_frozen_by_the_servers_own_tokenizer(tmp_path):
@@ -375,14 +394,14 @@ def test_every_row_carries_the_runs_identity(runs):
 )
 def test_what_cannot_be_done_is_a_sentence(words, message):
     result = ask(*words)
-    assert result.exit_code in (1, 2)
+    assert result.exit_code == 2
     assert message in result.output
 
 
 def test_comparing_without_scipy_names_the_extra(runs, monkeypatch):
     monkeypatch.setattr("shardmill.verify.accept.commands.find_spec", lambda name: None)
     result = ask("compare", runs["base"], runs["test"], *WITH)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "shardmill[accept]" in result.output
 
 

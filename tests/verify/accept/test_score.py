@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmill.verify.accept.compare import Scored
 from shardmill.verify.accept.score import Pair, divergence, pair, read_positions
-from shardmill.verify.accept.stats import document_bootstrap
+from shardmill.verify.accept.scored import Scored
 
 pytest.importorskip("scipy", reason="intervals need the extra `accept`")
 
@@ -27,9 +26,19 @@ def test_a_divergence_by_hand():
     assert divergence(base, test) == pytest.approx(by_hand)
 
 
-def test_tokens_that_only_one_side_shows_fall_into_the_tail():
+def test_a_token_that_only_the_baseline_shows_gets_at_most_what_the_test_leaves_over():
     base, test = {1: log(0.7), 2: log(0.2)}, {1: log(0.6), 3: log(0.3)}
-    assert divergence(base, test) == pytest.approx(0.7 * log(0.7 / 0.6) + 0.3 * log(0.3 / 0.4))
+    by_hand = 0.7 * log(0.7 / 0.6) + 0.2 * log(0.2 / 0.1) + 0.1 * log(0.1 / 0.3)
+    assert divergence(base, test) == pytest.approx(by_hand)
+    capped = 0.7 * log(0.7 / 0.6) + 0.2 * log(0.2 / 0.05) + 0.1 * log(0.1 / 0.35)
+    assert divergence(base, test, unseen_max=0.05) == pytest.approx(capped)
+
+
+def test_a_quite_different_tail_diverges():
+    """Twenty tokens each, of which only the first is shared."""
+    base = {0: log(0.8), **{i: log(0.01) for i in range(1, 20)}}
+    test = {0: log(0.8), **{i: log(0.01) for i in range(101, 120)}}
+    assert divergence(base, test, unseen_max=0.01) > 0.4
 
 
 @given(seed=st.integers(0, 10_000), top=st.integers(1, 20))
@@ -39,7 +48,9 @@ def test_what_is_shown_never_exceeds_the_true_divergence(seed, top):
     p, q = np.maximum(p, 1e-12), np.maximum(q, 1e-12)
     true = float((p * np.log(p / q)).sum())
     shown = [{int(i): log(d[i]) for i in np.argsort(-d)[:top]} for d in (p, q)]
-    assert -1e-12 <= divergence(*shown) <= true + 1e-6
+    least = divergence(*shown, unseen_max=exp(min(shown[1].values())))
+    assert -1e-12 <= divergence(*shown) <= least + 1e-9
+    assert least <= true + 1e-6
 
 
 @given(seed=st.integers(0, 10_000))
@@ -70,11 +81,40 @@ def test_the_first_token_has_no_prediction_and_is_never_scored():
         ([None], "1 entries for 2 tokens"),
         ([None, entry((8, -0.1))], "lacks the prompt's own token"),
         ([None, None], "lacks"),
+        ([None, 7], "lacks"),
+        ([None, {**entry((9, -0.1)), "x": {"logprob": -3.0, "rank": 2}}], "no token id"),
+        ([None, {"9": {"logprob": None, "rank": 1}}], "expected a log probability, got None"),
+        ([None, {"9": {"logprob": float("nan"), "rank": 1}}], "expected a log probability, got nan"),
+        ([None, {"9": {"logprob": float("-inf"), "rank": 1}}], "expected a log probability"),
+        ([None, {"9": {"logprob": 3.0, "rank": 1}}], r"expected a log probability, got 3\.0"),
+        ([None, {"9": {"logprob": True, "rank": 1}}], "expected a log probability, got True"),
+        ([None, {"9": {"logprob": -0.1}}], "expected a rank from 1 on, got None"),
+        ([None, {"9": {"logprob": -0.1, "rank": 0}}], "expected a rank from 1 on, got 0"),
+        ([None, {"9": 5}], "expected a log probability"),
+        ([None, {"9": {"logprob": -0.1, "rank": 2}}], "shows 0 of the 1 likeliest"),
+        ([None, {**entry((8, -0.1)), "9": {"logprob": -0.05, "rank": 2}}], "rank 1 is not the likeliest"),
+        ([None, entry((9, -0.1), (8, -0.2))], "add to more than 1"),
     ],
 )
 def test_answers_that_do_not_fit_the_prompt_are_refused(entries, message):
     with pytest.raises(ValueError, match=message):
         read_positions([4, 9], entries, skip=0)
+
+
+def test_a_server_that_shows_fewer_tokens_than_asked_is_refused():
+    entries = [None, entry((9, -0.1), (8, -3.0))]
+    assert len(read_positions([4, 9], entries, 0, top_k=2)) == 1
+    with pytest.raises(ValueError, match="entry 1 shows 2 of the 3 likeliest tokens"):
+        read_positions([4, 9], entries, 0, top_k=3)
+
+
+def test_a_first_choice_that_the_other_shows_only_as_the_texts_own_token_is_outside_its_top_k():
+    own = {"9": {"logprob": -6.0, "rank": 40}}
+    base = read_positions([4, 9], [None, {**entry((7, -0.1), (6, -3.0)), **own}], 0, top_k=2)[0]
+    test = read_positions([4, 9], [None, entry((9, -0.1), (7, -3.0))], 0, top_k=2)[0]
+    assert pair("d", base, test).outside
+    assert not pair("d", base, base).outside
+    assert pair("d", base, test).unseen == pytest.approx(1 - exp(-0.1) - exp(-6.0))
 
 
 def test_agreement_flips_and_largest_change_are_counted_apart():
@@ -95,14 +135,30 @@ def test_a_position_is_identical_only_if_every_shown_number_is():
 
 def test_the_mean_divergence_is_over_positions_and_its_bounds_over_documents():
     pairs = [Pair(f"d{i % 20}", True, 0.01 * (i % 7), 0.5, 0.0, False) for i in range(400)]
-    value = Scored(tuple(pairs), 0.9).mean_kl()
-    assert value.value == pytest.approx(np.mean([p.kl for p in pairs]))
-    sums = [sum(p.kl for p in pairs if p.document == f"d{i}") for i in range(20)]
-    two_sided = document_bootstrap(sums, [20] * 20, confidence=0.9)  # one-sided at 95 % each
-    assert (value.low, value.high) == pytest.approx((two_sided.low, two_sided.high))
+    mean = Scored(tuple(pairs), 0.9).mean_kl()
+    assert mean.value == pytest.approx(np.mean([p.kl for p in pairs]))
+    assert mean.sums[3] == pytest.approx(sum(p.kl for p in pairs if p.document == "d3"))
+    assert (len(mean.sums), mean.sizes[3]) == (20, 20)
+    assert mean.bounds().low < mean.value < mean.bounds().high
 
 
 def test_without_any_difference_the_divergence_is_exactly_nothing():
-    pairs = tuple(Pair(f"d{i}", True, 0.0, 0.5, 0.0, True) for i in range(3))
-    value = Scored(pairs, 0.9).mean_kl()
-    assert (value.value, value.low, value.high) == (0, 0, 0)
+    pairs = tuple(Pair(f"d{i}", True, 0.0, 0.5, 0.0, True) for i in range(12))
+    mean = Scored(pairs, 0.9).mean_kl()
+    assert (mean.value, mean.bounds().low, mean.bounds().high) == (0, 0, 0)
+
+
+def test_the_mean_and_rms_of_the_change_are_those_of_the_texts_own_tokens():
+    changes = [0.1 * (i % 7) - 0.3 for i in range(240)]
+    pairs = tuple(Pair(f"d{i // 20}", True, 0.0, 0.5, c, False) for i, c in enumerate(changes))
+    scored = Scored(pairs, 0.9)
+    assert scored.mean_delta().value == pytest.approx(np.mean(changes))
+    assert scored.rms_delta == pytest.approx(np.sqrt(np.mean(np.square(changes))))
+    bounds = scored.mean_delta().bounds(0.975)
+    assert bounds.low < np.mean(changes) < bounds.high
+
+
+def test_documents_without_a_sure_position_do_not_count_for_flips():
+    pairs = tuple(Pair(f"d{i}", i != 3, 0.0, 0.95 if i % 2 else 0.5, 0.0, False) for i in range(8))
+    flips = Scored(pairs, 0.9).flips
+    assert (flips.by_document, flips.sizes) == ((0, 1, 0, 0), (1, 1, 1, 1))

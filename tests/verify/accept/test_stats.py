@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmill.verify.accept.gates import Gate, judge_proportion, judge_value
+from shardmill.verify.accept.gates import Gate
 from shardmill.verify.accept.stats import (
     bca,
     design_effect,
@@ -25,7 +25,6 @@ proportion = pytest.importorskip("statsmodels.stats.proportion", reason="statsmo
 contingency = pytest.importorskip("statsmodels.stats.contingency_tables")
 
 DRAWS = 10_000
-FLOOR = Gate("top1_agreement", at_least=0.95)
 
 
 def rng(seed: int) -> np.random.Generator:
@@ -66,10 +65,8 @@ def test_the_published_9557_percent_carry_924_to_975():
 
 
 def test_the_published_score_does_not_decide_its_own_gate():
-    ruling = judge_proportion(FLOOR, 259, 271)
-    assert ruling.outcome == "INCONCLUSIVE"
-    assert ruling.positions == 3929
-    assert "3,929 positions would decide" in ruling.sentence
+    assert wilson_bounds(259, 271).low < 0.95 < wilson_bounds(259, 271).high
+    assert positions_to_decide(259 / 271, 0.95) == 3929
 
 
 @pytest.mark.parametrize(("n", "p"), [(271, 0.955), (271, 0.9), (1500, 0.97), (4000, 0.95)])
@@ -129,37 +126,15 @@ def test_bias_and_acceleration_are_scipys(monkeypatch):
 
 
 def test_fewer_than_ten_documents_have_no_bootstrap_and_no_design_effect():
-    assert document_bootstrap([5] * 9, [6] * 9) is None
+    assert not document_bootstrap([5] * 9, [6] * 9).known
     assert design_effect([5] * 9, [6] * 9) == 1.0
 
 
-def rulings(hits: np.ndarray, n: int, effects: np.ndarray) -> list[str]:
-    return [judge_proportion(FLOOR, int(h), n, float(e)).outcome for h, e in zip(hits, effects, strict=True)]
-
-
-def test_a_server_at_the_floor_passes_and_fails_at_most_one_time_in_twenty_each():
-    """The gate's two error rates, over 10,000 servers whose true rate is the floor itself."""
-    hits, n = rng(11).binomial(4000, 0.95, DRAWS), 4000
-    outcomes = rulings(hits, n, np.ones(DRAWS))
-    assert outcomes.count("PASS") / DRAWS == pytest.approx(0.05, abs=0.01)
-    assert outcomes.count("FAIL") / DRAWS == pytest.approx(0.05, abs=0.01)
-
-
-def test_correlated_documents_keep_the_gates_error_rates_through_the_design_effect():
-    count, size = 150, 30
-    hits = documents(13, count, size, 0.95, DRAWS)
-    effects = np.array([design_effect(column, [size] * count) for column in hits.T])
-    total = hits.sum(axis=0)
-    careless = rulings(total, count * size, np.ones(DRAWS)).count("PASS") / DRAWS
-    careful = rulings(total, count * size, effects).count("PASS") / DRAWS
-    assert careful == pytest.approx(0.05, abs=0.012)
-    assert careless > 0.1
-
-
-def test_a_planned_number_of_positions_passes_as_often_as_planned():
+def test_a_planned_number_of_independent_positions_passes_as_often_as_planned():
     n = positions_to_pass(0.965, 0.95, power=0.9)
-    hits = rng(17).binomial(n, 0.965, DRAWS)
-    assert rulings(hits, n, np.ones(DRAWS)).count("PASS") / DRAWS == pytest.approx(0.9, abs=0.015)
+    hits, counts = np.unique(rng(17).binomial(n, 0.965, DRAWS), return_counts=True)
+    passes = np.array([wilson_bounds(int(h), n).low >= 0.95 for h in hits])
+    assert (passes * counts).sum() / DRAWS == pytest.approx(0.9, abs=0.015)
 
 
 @given(hits=st.integers(0, 500), floor=st.sampled_from([0.8, 0.9, 0.95, 0.99]))
@@ -176,20 +151,8 @@ def test_the_n_that_decides_decides_and_one_tenth_less_does_not(hits, floor):
 
 def test_a_rate_on_the_limit_is_never_decided():
     assert positions_to_decide(0.95, 0.95) is None
-    assert "sits on the limit" in judge_proportion(FLOOR, 95, 100).sentence
 
 
 def test_no_number_of_positions_passes_a_true_rate_below_the_floor():
     with pytest.raises(ValueError, match="never passes"):
         positions_to_pass(0.94, 0.95, power=0.9)
-
-
-def test_a_ceiling_is_judged_from_the_other_side():
-    gate = Gate("mean_kl", at_most=0.05)
-    outcomes = [judge_value(gate, v, v - 0.01, v + 0.01).outcome for v in (0.03, 0.05, 0.07)]
-    assert outcomes == ["PASS", "INCONCLUSIVE", "FAIL"]
-
-
-def test_what_was_not_measured_is_not_passed():
-    assert judge_proportion(FLOOR, 0, 0).outcome == "NOT MEASURED"
-    assert judge_value(Gate("needles", at_least=1.0), None).outcome == "NOT MEASURED"

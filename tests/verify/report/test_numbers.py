@@ -199,7 +199,7 @@ def test_the_worst_come_first_with_all_their_elements(facts: Facts) -> None:
 
 def test_the_json_holds_numbers_that_a_strict_reader_takes(facts: Facts) -> None:
     read = json.loads(facts.to_json(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    assert read["format"] == "shardmill/report/1"
+    assert read["format"] == "shardmill/report/2"
     assert [weight["error"]["stored"] for weight in read["weights"]] == [
         weight.error and weight.error.stored for weight in facts.weights
     ]

@@ -10,7 +10,7 @@ READY     := $(VENV)/.ready
 TOY       := build/toy-parent
 
 .DEFAULT_GOAL := help
-.PHONY: report report-shots fuzz mutants help setup plan explain checkpoint verify test bench bench-large bench-profile bench-revisions bench-peers real torture lint clean vllm-test loaders-test serving-wheel install-test gpu-test gpu-bench accept-real accept-coverage
+.PHONY: report report-shots fuzz mutants help setup plan explain checkpoint verify test bench bench-large bench-cores bench-profile bench-revisions bench-peers real torture lint clean vllm-test loaders-test serving-wheel install-test gpu-test gpu-bench accept-real accept-coverage
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,6 +80,10 @@ bench: .venv-bench/.ready ## measure builds, kernels and plans against a plain c
 
 bench-large: .venv-bench/.ready ## a build larger than the memory against a copy; 1.2 times the memory of disk, root
 	$(BENCH) -m bench.large
+	test ! -e build/bench/build.json || $(BENCH) -m bench.write build/bench
+
+bench-cores: .venv-bench/.ready ## builds by 1, 2, 4 ... workers in /dev/shm, and the machine's limits; 60 GB of memory
+	$(BENCH) -m bench.cores
 	test ! -e build/bench/build.json || $(BENCH) -m bench.write build/bench
 
 bench-profile: .venv-bench/.ready ## where a build's time goes, by perf and strace

@@ -123,7 +123,7 @@ def _dispatch(waiting: list[Unit], crew: list[_Worker], board: Board, watch: Wat
         if watch.stop.is_set():
             board.stop()
         _hand_out(waiting, alive, results, board)
-        if not any(worker.held for worker in alive):
+        if all(worker.free and not worker.held for worker in alive):
             break
         for pipe in wait([worker.pipe for worker in alive], _LOOK_SECONDS):
             worker = next(each for each in alive if each.pipe is pipe)

@@ -234,9 +234,10 @@ def every_core(cores: dict[str, Any]) -> str:
     columns = ("", *(f"{count} workers" for count in counts), f"must / aim at {most}")
     machine = cores["machine"]
     note = (
-        f"{machine['cpu']}, {machine['cores']} cores, Python {machine['python']}; {cores['parent_bytes'] / 1e9:.1f} GB in "
-        f"{cores['files']} files, {cores['output_bytes'] / 1e9:.1f} GB out, both in memory (tmpfs), with sha256. Wall "
-        f"seconds, median, and in parentheses processor seconds. Every build writes the same manifest. `make bench-cores`.\n"
+        f"{machine['cpu']}, {machine['cores']} cores, Python {machine['python']}; "
+        f"{cores['parent_bytes'] / 1e9:.1f} GB in {cores['files']} files, {cores['output_bytes'] / 1e9:.1f} GB out, "
+        f"both in memory (tmpfs), with sha256. Wall seconds, median, and in parentheses processor seconds. "
+        f"Every build writes the same manifest. `make bench-cores`.\n"
     )
     return table("Every core", columns, rows) + note
 

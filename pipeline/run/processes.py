@@ -134,9 +134,9 @@ def _dispatch(waiting: list[Unit], crew: list[_Worker], board: Board, watch: Wat
                 failures.append(_killed(worker))
             if failures:
                 board.stop()
-        total = board.total()
-        watch.advance(total - counted)
-        counted = total
+        if (total := board.total()) > counted:
+            watch.advance(total - counted)
+            counted = total
     for worker in alive:
         worker.pipe.send(None)
         os.waitpid(worker.pid, 0)

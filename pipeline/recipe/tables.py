@@ -149,6 +149,10 @@ class Family(_Matching):
             self._actions[scale_suffix] = self._made(scale_suffix, None)
         return self._actions[scale_suffix]
 
+    def one_action(self, scale_suffix: str) -> Action | None:
+        """The Action that every tensor of the family gets; None where it depends on the tensor."""
+        return None if self.to or ACTIONS[self.action].consumes_scales else self._made(scale_suffix, None)
+
     def _made(self, scale_suffix: str, to: str | None) -> Action:
         """The action from the family's keys. Raises ValueError where they contradict each other."""
         given = {key: _frozen(value) for key, value in self._written().items() if value is not None}

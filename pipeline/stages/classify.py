@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardmill.kernels.block_fp8 import RECIPES
-from shardmill.pipeline.actions import ACTIONS
+from shardmill.pipeline.actions import ACTIONS, Action
 from shardmill.pipeline.errors import PlanError
 from shardmill.pipeline.plan.profiles import PROFILES
 from shardmill.pipeline.plan.types import Assignment
@@ -37,10 +37,13 @@ def classify(checkpoint: Checkpoint, parent: Parent) -> tuple[Assignment, ...]:
     }
     problems = _unmatched_globs(rows, matched, parent) + _unknown_numerics(recipe.family)
     assignments = []
+    actions = {family.name: family.one_action(suffix) for family in recipe.family}
     for ref in parent.tensors.values():
         owner = owners[ref.name]
         if len(owner) == 1:
-            assignments.append(_assigned(ref, families[owner[0]], suffix, parent))
+            family = families[owner[0]]
+            action = actions[owner[0]] or family.action_for(ref, suffix)
+            assignments.append(_assigned(ref, owner[0], action, parent))
     problems += _capped(_ambiguities(owners), "tensors without exactly one family")
     problems += _counts(recipe.family, assignments)
     problems += _capped(_split_twice(rows, matched), "weights that two [[parallel]] tables match")
@@ -77,10 +80,9 @@ def _rows(recipe: Recipe) -> list[_Row]:
     ]
 
 
-def _assigned(ref: TensorRef, family: Family, scale_suffix: str, parent: Parent) -> Assignment:
-    action = family.action_for(ref, scale_suffix)
+def _assigned(ref: TensorRef, family: str, action: Action, parent: Parent) -> Assignment:
     tensors = parent.tensors
-    return Assignment(ref, family.name, action, action.scales(ref, tensors), action.reads(ref, tensors))
+    return Assignment(ref, family, action, action.scales(ref, tensors), action.reads(ref, tensors))
 
 
 def _unknown_numerics(families: Sequence[Family]) -> list[str]:

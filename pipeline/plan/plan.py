@@ -35,9 +35,16 @@ def make_plan(recipe: Recipe, parent: Parent, assignments: Sequence[Assignment])
         shard for header in parent.headers if (shard := _shard(header, by_shard[header.shard])) is not None
     )
     converted = {
-        each.source.name: (each.family, each.action)
+        name: (each.family, each.action)
         for each in assignments
         if isinstance(each.action, Conversion)
+        for name in each.action.mains(each.source)
+    }
+    units = {
+        name: each.action.unit(each.source)
+        for each in assignments
+        if isinstance(each.action, Conversion)
+        for name in each.action.mains(each.source)
     }
     loads = tuple(loads_at(recipe, assignments))
     refuse_unloadable(recipe, loads)
@@ -71,6 +78,7 @@ def make_plan(recipe: Recipe, parent: Parent, assignments: Sequence[Assignment])
         config_entries=entries,
         readme=child_readme(recipe, families, key, rewritten, len(shards)),
         conversions=converted,
+        units={name: (unit.rows, unit.cols) for name, unit in units.items()},
         dropped=_dropped(assignments, outputs),
         renamed=_renamed(assignments),
         repairs=tuple({"repair": "input_scales/1", "file": file} for file in sorted(parent.replaced)),
@@ -104,9 +112,14 @@ def _dropped(assignments: Iterable[Assignment], outputs: Mapping[str, TensorRef]
 
 
 def _renamed(assignments: Iterable[Assignment]) -> dict[str, str]:
-    """Parent tensor -> output tensor, of those that only move."""
-    moved = [each for each in assignments if each.action.kind == "move"]
-    return {each.source.name: name for each in moved for name, *_ in each.action.outputs(each.source)}
+    """Parent tensor -> output tensor, of those that move, and of weights whose codes bear another name."""
+    moved = {}
+    for each in assignments:
+        if each.action.kind in ("move", "convert"):
+            name = each.action.outputs(each.source)[0][0]
+            if name != each.source.name:
+                moved[each.source.name] = name
+    return moved
 
 
 def _shard(header: Header, assignments: Sequence[Assignment]) -> ShardPlan | None:

@@ -238,7 +238,7 @@ def _manifest(
             name: ConversionRecord(
                 family,
                 action.numerics,
-                (action.block.rows, action.block.cols),
+                plan.units[name],
                 counts.get(name, {}),
                 _source_block(action),
             )

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardmill.kernels.block_fp8 import RECIPES
-from shardmill.pipeline.actions import ACTIONS, Action
+from shardmill.pipeline.actions import ACTIONS
 from shardmill.pipeline.errors import PlanError
-from shardmill.pipeline.plan.profiles import PROFILES
+from shardmill.pipeline.plan.profiles import PROFILES, Profile
 from shardmill.pipeline.plan.types import Assignment
 from shardmill.pipeline.recipe.globs import GlobSet, filled, fused_instances, nearest
 from shardmill.pipeline.recipe.tables import Family, Fused, Parallel, Recipe
@@ -27,7 +27,7 @@ def classify(checkpoint: Checkpoint, parent: Parent) -> tuple[Assignment, ...]:
     """One Assignment a tensor, in the parent's order. Raises PlanError with every problem found."""
     recipe = checkpoint.recipe
     families = {family.name: family for family in recipe.family}
-    suffix = PROFILES[recipe.output.profile].scale_suffix
+    profile = PROFILES[recipe.output.profile]
     rows = _rows(recipe)
     globs = GlobSet([row.glob for row in rows])
     matched = {name: globs.matches(name) for name in parent.tensors}
@@ -37,13 +37,10 @@ def classify(checkpoint: Checkpoint, parent: Parent) -> tuple[Assignment, ...]:
     }
     problems = _unmatched_globs(rows, matched, parent) + _unknown_numerics(recipe.family)
     assignments = []
-    actions = {family.name: family.one_action(suffix) for family in recipe.family}
     for ref in parent.tensors.values():
         owner = owners[ref.name]
         if len(owner) == 1:
-            family = families[owner[0]]
-            action = actions[owner[0]] or family.action_for(ref, suffix)
-            assignments.append(_assigned(ref, owner[0], action, parent))
+            assignments.append(_assigned(ref, families[owner[0]], profile, parent))
     problems += _capped(_ambiguities(owners), "tensors without exactly one family")
     problems += _counts(recipe.family, assignments)
     problems += _capped(_split_twice(rows, matched), "weights that two [[parallel]] tables match")
@@ -55,7 +52,21 @@ def classify(checkpoint: Checkpoint, parent: Parent) -> tuple[Assignment, ...]:
     )
     if problems:
         raise PlanError(problems)
-    return tuple(assignments)
+    return tuple(_with_partners(assignments, recipe.fused))
+
+
+def _with_partners(assignments: Sequence[Assignment], groups: Sequence[Fused]) -> Iterable[Assignment]:
+    """Weights of a format that is surveyed read their fused group: one number must hold for all of it."""
+    surveyed = {each.source.name: each for each in assignments if each.action.surveys}
+    partners: dict[str, list[TensorRef]] = {}
+    for group in groups if surveyed else ():
+        for present in fused_instances(group.globs(), surveyed).values():
+            for name in present.values():
+                others = [surveyed[other] for other in present.values() if other != name]
+                partners[name] = [ref for other in others for ref in (other.source, *other.reads)]
+    for each in assignments:
+        more = partners.get(each.source.name, [])
+        yield replace(each, reads=(*each.reads, *more)) if more else each
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +91,10 @@ def _rows(recipe: Recipe) -> list[_Row]:
     ]
 
 
-def _assigned(ref: TensorRef, family: str, action: Action, parent: Parent) -> Assignment:
+def _assigned(ref: TensorRef, family: Family, profile: Profile, parent: Parent) -> Assignment:
+    action = family.action_for(ref, profile.scale_suffix, profile.name)
     tensors = parent.tensors
-    return Assignment(ref, family, action, action.scales(ref, tensors), action.reads(ref, tensors))
+    return Assignment(ref, family.name, action, action.scales(ref, tensors), action.reads(ref, tensors))
 
 
 def _unknown_numerics(families: Sequence[Family]) -> list[str]:
@@ -161,6 +173,7 @@ def _why_scales_stay(each: Assignment, families: Mapping[str, str]) -> str | Non
 def _orphans(families: Mapping[str, Family], assignments: Sequence[Assignment]) -> Iterable[str]:
     """Scales in a family that consumes them, whose weight is elsewhere and would be left without."""
     read = {each.scales.name for each in assignments if each.scales}
+    read |= {ref.name for each in assignments for ref in each.reads}
     consuming = {name for name, family in families.items() if ACTIONS[family.action].consumes_scales}
     for each in assignments:
         name = each.source.name

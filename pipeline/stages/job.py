@@ -105,6 +105,7 @@ class Decoded:
     digest: str
     sources: Mapping[str, str]  # parent tensor that it was made from -> digest
     repair: Mapping[str, Any] | None = None  # what the manifest tells of it, where it is a repair
+    counts: Mapping[str, int] | None = None  # what was counted of the weight that it is the main part of
 
 
 class Products(TypedDict, total=False):
@@ -117,6 +118,7 @@ class Products(TypedDict, total=False):
     codes: dict[str, Quantized]  # weight -> what `quantize` made of it
     scales: dict[str, bytes]  # scale tensor -> its data
     values: dict[str, Decoded]  # output tensor -> what `dequantize` made
+    converted: dict[str, Decoded]  # output tensor -> what `convert` made
     repairs: dict[str, Decoded]  # output tensor -> what `reconcile` made
     receipt: Receipt  # of one shard
     receipts: Sequence[Receipt]  # in the order of the plan

@@ -62,7 +62,10 @@ def rewrite(
         sha256=file_hash.hexdigest(),
         tensors=digests,
         sources=sources,
-        counts={name: quantized.counts for name, quantized in codes.items() if quantized.counts},
+        counts={
+            **{name: quantized.counts for name, quantized in codes.items() if quantized.counts},
+            **{name: decoded.counts for name, decoded in made.items() if decoded.counts},
+        },
         repairs=tuple(decoded.repair for decoded in made.values() if decoded.repair),
     )
 

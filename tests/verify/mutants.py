@@ -244,6 +244,27 @@ def verdicts(stride: int = 1) -> Iterator[tuple[str, str, bool]]:
         yield from zoo()
 
 
+def forms() -> tuple[int, int]:
+    """Prints the rate by form, alone and with the parent; gives (mutants, mutants alive)."""
+    from tests.verify.form_mutants import verdicts as of_forms
+
+    rows: dict[str, dict[str, list[bool]]] = {}
+    for mutant, killed in of_forms():
+        rows.setdefault(mutant.form, {}).setdefault(mutant.how, []).append(killed)
+        if not killed:
+            print(f"    alive: {mutant.form}, {mutant.how}: {mutant.operator} ({mutant.what})")
+    print(f"{'form':<42} {'alone':>12} {'with parent':>14}")
+    for form, found in rows.items():
+        cells = [
+            f"{sum(found.get(how, ())):>3} of {len(found.get(how, ())):>3}"
+            for how in ("alone", "with parent")
+        ]
+        print(f"{form:<42} {cells[0]:>12} {cells[1]:>14}")
+    every = [killed for found in rows.values() for kills in found.values() for killed in kills]
+    print(f"forms: {sum(every):,} of {len(every):,} killed")
+    return len(every), len(every) - sum(every)
+
+
 def main() -> int:
     made: dict[str, int] = {}
     alive: dict[str, list[str]] = {}
@@ -255,7 +276,8 @@ def main() -> int:
         print(f"{operator:<42} {count - len(alive.get(operator, [])):>6,} of {count:>6,}")
         for what in alive.get(operator, [])[:5]:
             print(f"    alive: {what}")
-    total, left = sum(made.values()), sum(map(len, alive.values()))
+    forms_made, forms_alive = forms()
+    total, left = sum(made.values()) + forms_made, sum(map(len, alive.values())) + forms_alive
     print(f"kill rate: {(total - left) / total:.2%} ({total - left:,} of {total:,})")
     return 1 if left else 0
 

@@ -63,3 +63,27 @@ def test_a_block_decodes_to_itself_only_bit_for_bit() -> None:
     block[0, 5] = -block[0, 5]
     assert not decodes_to(block, scale, codes)
     assert not decodes_to(np.array([[-0.0]], np.float32), scale, np.array([[0]], np.uint8))
+
+
+@given(st.integers(0, 1 << 32), st.integers(-34, 30))
+def test_mse_1_is_the_pipelines_scale_bit_for_bit_though_the_code_is_another(
+    draw: int, exponent: int
+) -> None:
+    from shardmill.kernels.block_fp8 import rows_of
+    from shardmill.kernels.mse import mse_scales
+
+    random = np.random.Generator(np.random.PCG64(draw))
+    shape = (int(random.integers(1, 40)), int(random.integers(1, 40)))
+    block = (random.standard_t(5, shape) * 10.0**exponent).clip(-1e38, 1e38).astype(np.float32)
+    maxima = np.abs(block).max(keepdims=True).view(np.uint32)
+    theirs, _ = mse_scales(rows_of("numpy"), block, maxima, shape)
+    scale, codes = encode_block(block, "mse/1")
+    assert scale == theirs[0, 0]
+    assert np.array_equal(
+        codes, nearest(np.clip((block / scale).astype(np.float32), -448, 448).astype(np.float64))
+    )
+
+
+def test_no_block_that_is_not_all_zeros_takes_the_scale_zero() -> None:
+    scale, codes = encode_block(np.array([[2.0**-149, 0.0]], np.float32), "amax/1")
+    assert (scale, codes.tolist()) == (np.float32(2.0**-149), [[0x38, 0x00]])

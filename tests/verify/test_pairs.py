@@ -276,7 +276,7 @@ def test_where_both_have_manifests_digests_decide(two: Two) -> None:
 
 def test_a_tensor_of_a_form_that_cannot_be_decoded_is_retyped(two: Two) -> None:
     two.child = nvfp4_parent()
-    two.child.find(Q)[Q] = Blob("F32", (128, 128), bytes(4 * 128 * 128))
+    two.child.find(Q)[Q] = Blob("I32", (128, 128), bytes(4 * 128 * 128))
     child, parent = two.sources()
     assert [(f.slug, f.tensor) for f in diff(parent, child).findings] == [("diff-retyped", Q)]
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from shardmill.verify.commands.group import verify
 from tests.verify.zoo.clean import plain
+from tests.verify.zoo.llama import whole
+from tests.verify.zoo.model import Blob
 
 
 @pytest.mark.parametrize("question", ["roundtrip", "reproduce"])
@@ -19,3 +23,49 @@ def test_a_parent_that_shares_nothing_is_refused_as_usage(question: str, tmp_pat
     result = CliRunner().invoke(verify, asked)
     assert result.exit_code == 2
     assert "nothing was compared" in result.output
+
+
+def _json(*asked: object) -> tuple[int, dict[str, Any]]:
+    result = CliRunner().invoke(verify, [*map(str, asked), "--json"])
+    return result.exit_code, json.loads(result.stdout)
+
+
+def _of_no_known_model(folder: Path) -> None:
+    """A sound checkpoint of a model for which no loader has a table."""
+    whole().write(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "nobodys", "architectures": ["NobodysForCausalLM"]}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_all_names_what_it_could_not_ask_and_strict_makes_it_an_exit_of_1(tmp_path: Path) -> None:
+    _of_no_known_model(tmp_path)
+    code, value = _json("all", tmp_path)
+    assert (code, set(value["not_asked"])) == (0, {"loads", "roundtrip", "reproduce", "signature"})
+    assert value["facts"]["loads"]["verdict"].startswith("not asked, because ")
+    assert _json("all", tmp_path, "--strict")[0] == 1
+
+
+def test_loads_of_a_model_without_a_table_could_not_be_asked(tmp_path: Path) -> None:
+    _of_no_known_model(tmp_path)
+    code, value = _json("loads", tmp_path)
+    assert (code, value["status"]) == (2, "not asked")
+
+
+def test_weights_of_a_form_that_nobody_knows_are_counted_and_never_clean(tmp_path: Path) -> None:
+    model = whole()
+    name = "model.layers.0.mlp.up_proj.weight"
+    model.shards["model.safetensors"][name] = Blob("I32", (128, 128), bytes(4 * 128 * 128))
+    model.write(tmp_path)
+    code, value = _json("integrity", tmp_path)
+    assert (code, value["status"]) == (0, "partial")
+    assert value["coverage"]["not_judged"] == {"I32 of no known form": 1}
+    assert _json("integrity", tmp_path, "--strict")[0] == 1
+    shown = CliRunner().invoke(verify, ["integrity", str(tmp_path)]).output
+    assert shown.startswith("not judged: 1 of 35 weights (I32 of no known form)")
+
+
+def test_headers_alone_judge_a_weight_in_part(tmp_path: Path) -> None:
+    whole().write(tmp_path)
+    _, value = _json("integrity", tmp_path, "--headers-only")
+    assert (value["status"], value["coverage"]["judged"]) == ("partial", {})

@@ -6,9 +6,18 @@ from pathlib import Path
 
 import click
 
-from shardmill.verify.commands.options import Bar, answer, as_json, source_at
+from shardmill.verify.commands.options import (
+    Bar,
+    answer,
+    as_json,
+    remote_options,
+    seed_option,
+    source_at,
+    strict,
+    unasked,
+)
 from shardmill.verify.questions.integrity import integrity
-from shardmill.verify.questions.lint import lint
+from shardmill.verify.questions.lint import LintOptions, lint
 from shardmill.verify.questions.loads import loads
 from shardmill.verify.questions.reproduce import reproduce
 from shardmill.verify.questions.roundtrip import Limits, roundtrip
@@ -28,8 +37,13 @@ from shardmill.verify.rules.findings import Finding, Report
     metavar="PEM",
     help="The publisher's: adds signature.",
 )
+@seed_option
+@remote_options
+@strict
 @as_json
-def all_command(place: str, parent: str | None, public_key: Path | None, as_json: bool) -> None:
+def all_command(
+    place: str, parent: str | None, public_key: Path | None, seed: int | None, strict: bool, as_json: bool
+) -> None:
     """Ask every question that applies to the checkpoint in DIR.
 
     \b
@@ -38,19 +52,30 @@ def all_command(place: str, parent: str | None, public_key: Path | None, as_json
     source = source_at(place)
     origin = source_at(parent) if parent else None
     with Bar() as bar:
-        reports = ask_all(source, origin, bar)
+        reports = ask_all(source, origin, bar, seed)
     reports.append(_signature(source, public_key))
-    answer(together(reports), as_json, source, *([origin] if origin else []))
+    answer(together(reports), as_json, source, *([origin] if origin else []), strict=strict)
 
 
-def ask_all(source: Source, parent: Source | None, bar: Bar) -> list[Report]:
-    reports = [integrity(source, parent, progress=bar), lint(source, progress=bar), loads(source)]
-    if parent is not None:
-        reports += [
-            roundtrip(source, parent, Limits(), progress=bar),
-            reproduce(source, parent, progress=bar),
-        ]
-    return reports
+def ask_all(source: Source, parent: Source | None, bar: Bar, seed: int | None = None) -> list[Report]:
+    reports = [
+        integrity(source, parent, progress=bar),
+        lint(source, LintOptions(seed=seed), bar),
+        unasked(loads(source), "loads"),
+    ]
+    if parent is None:
+        return [*reports, *(_without_parent(question) for question in ("roundtrip", "reproduce"))]
+    return [
+        *reports,
+        unasked(roundtrip(source, parent, Limits(), progress=bar), "values"),
+        unasked(reproduce(source, parent, seed=seed, progress=bar), "blocks"),
+    ]
+
+
+def _without_parent(question: str) -> Report:
+    report = Report(question)
+    report.cannot_ask("no --parent was given")
+    return report
 
 
 def _signature(source: Source, public_key: Path | None) -> Report:
@@ -60,7 +85,9 @@ def _signature(source: Source, public_key: Path | None) -> Report:
         except SigningError as error:
             raise click.UsageError(str(error)) from None
     report = Report("signature")
-    report.leaves_out("signature", "no --public-key given" if public_key is None else "only of a folder")
+    report.cannot_ask(
+        "no --public-key was given" if public_key is None else "only a folder has files to hash"
+    )
     return report
 
 
@@ -78,6 +105,13 @@ def together(reports: list[Report]) -> Report:
             whole.checks(f"{report.question}: {topic}")
         for topic, reason in report.not_checked.items():
             whole.leaves_out(f"{report.question}: {topic}", reason)
-        whole.facts[report.question] = {"verdict": report.status, **report.facts}
-    whole.fine = reports[0].fine
+        whole.not_asked |= report.not_asked
+        whole.facts[report.question] = {"verdict": _verdict(report), **report.facts}
+    whole.fine, whole.coverage = reports[0].fine, reports[0].coverage
     return whole
+
+
+def _verdict(report: Report) -> str:
+    if report.question in report.not_asked:
+        return f"not asked, because {report.not_asked[report.question]}"
+    return "no finding in what was judged" if report.status == "partial" else report.status

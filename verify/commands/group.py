@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from typing import Any
 
 import click
+
+from shardmill.verify.rules.findings import printable
+
+MESSAGE_CHARS_MAX = 2_000
 
 QUESTIONS: Mapping[str, tuple[str, str]] = {  # question -> (module:command, one line of help)
     "all": ("shardmill.verify.commands.all:all_command", "Every question that applies."),
@@ -33,6 +38,10 @@ QUESTIONS: Mapping[str, tuple[str, str]] = {  # question -> (module:command, one
     "reproduce": (
         "shardmill.verify.commands.pairs:reproduce_command",
         "Are the blocks what their numerics make of the parent?",
+    ),
+    "origin": (
+        "shardmill.verify.commands.origin:origin_command",
+        "Which tool's formula made its codes and scales?",
     ),
     "sign": ("shardmill.verify.commands.signature:sign_command", "Sign it, with a provenance statement."),
     "signature": (
@@ -60,6 +69,19 @@ class Questions(click.Group):
         except ImportError as error:
             return _absent(cmd_name, line, str(error))
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Whatever a server or a file says reaches the terminal without its control characters."""
+        try:
+            return super().invoke(ctx)
+        except click.ClickException as error:
+            said = printable(error.message, MESSAGE_CHARS_MAX)
+            if said == error.message:
+                raise
+            ended = (
+                click.UsageError(said) if isinstance(error, click.UsageError) else click.ClickException(said)
+            )
+            raise ended from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Questions"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from shardmill.verify.commands.options import Bar, answer, as_json, source_at
+from shardmill.verify.commands.options import Bar, answer, as_json, remote_options, source_at, strict
 from shardmill.verify.questions.integrity import integrity
 
 
@@ -16,8 +16,12 @@ from shardmill.verify.questions.integrity import integrity
     default=None,
     help="Headers alone, or all data.  [default: data of a folder, headers of a remote place]",
 )
+@remote_options
+@strict
 @as_json
-def integrity_command(place: str, parent: str | None, headers_only: bool | None, as_json: bool) -> None:
+def integrity_command(
+    place: str, parent: str | None, headers_only: bool | None, strict: bool, as_json: bool
+) -> None:
     """Is the checkpoint in DIR whole, and is it what was published?
 
     \b
@@ -27,4 +31,4 @@ def integrity_command(place: str, parent: str | None, headers_only: bool | None,
     origin = source_at(parent) if parent else None
     with Bar() as bar:
         report = integrity(source, origin, None if headers_only is None else not headers_only, bar)
-    answer(report, as_json, source, *([origin] if origin else []))
+    answer(report, as_json, source, *([origin] if origin else []), strict=strict)

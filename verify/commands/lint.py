@@ -6,16 +6,29 @@ from pathlib import Path
 
 import click
 
-from shardmill.verify.commands.options import Bar, answer, as_json, source_at
+from shardmill.verify.commands.options import (
+    Bar,
+    answer,
+    as_json,
+    remote_options,
+    seed_option,
+    source_at,
+    strict,
+)
 from shardmill.verify.questions.lint import LintOptions, lint, parse_ignores, parse_selection
 from shardmill.verify.rules.table import RULES
+
+SIZE_MAX = 4_096  # ranks
 
 
 def _sizes(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...]:
     try:
-        return tuple(int(part) for part in value.split(",")) if value else ()
+        sizes = tuple(int(part) for part in value.split(",")) if value is not None else ()
     except ValueError:
         raise click.BadParameter("give sizes like 1,2") from None
+    if any(not 0 < size <= SIZE_MAX for size in sizes):
+        raise click.BadParameter(f"give sizes from 1 to {SIZE_MAX:,}")
+    return sizes
 
 
 def _list_rules(ctx: click.Context, _: click.Parameter, value: bool) -> None:
@@ -42,6 +55,9 @@ def _list_rules(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 @click.option(
     "--list-rules", is_flag=True, is_eager=True, expose_value=False, callback=_list_rules, help="Show all."
 )
+@seed_option
+@remote_options
+@strict
 @as_json
 def lint_command(
     place: str,
@@ -50,6 +66,8 @@ def lint_command(
     tp: tuple[int, ...],
     select: str | None,
     ignore: Path | None,
+    seed: int | None,
+    strict: bool,
     as_json: bool,
 ) -> None:
     """Does the checkpoint in DIR make sense: its scales, names, groups and config?
@@ -64,10 +82,11 @@ def lint_command(
             tp,
             parse_selection(select) if select else None,
             tuple(parse_ignores(ignore.read_text().splitlines())) if ignore else (),
+            seed,
         )
     except (ValueError, UnicodeDecodeError) as error:
         raise click.UsageError(str(error)) from None
     source = source_at(place)
     with Bar() as bar:
         report = lint(source, options, bar)
-    answer(report, as_json, source)
+    answer(report, as_json, source, strict=strict)

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import click
 
-from shardmill.verify.commands.options import answer, as_json, source_at
-from shardmill.verify.questions.loads import RUNTIMES, loads
+from shardmill.verify.commands.options import answer, as_json, remote_options, source_at, strict, unasked
+from shardmill.verify.questions.loads import LOADERS, RUNTIMES, loads
 
 
 @click.command("loads")
 @click.argument("place", metavar="DIR")
 @click.option(
+    "--loader", type=click.Choice(LOADERS), help="Of one loader alone.  [default: all with a table]"
+)
+@click.option(
     "--runtime",
     type=click.Choice(RUNTIMES),
     help="vLLM as it ships, or with the runtime patch; left out, what the checkpoint's entries ask for.",
 )
+@remote_options
+@strict
 @as_json
-def loads_command(place: str, runtime: str | None, as_json: bool) -> None:
-    """Would vLLM 0.33.0 load the checkpoint in DIR, and which module takes each tensor?
+def loads_command(place: str, loader: str | None, runtime: str | None, strict: bool, as_json: bool) -> None:
+    """What becomes of the checkpoint in DIR in vLLM 0.33.0 and transformers 5.24, weight by weight?
 
     \b
-    Example: shardmill verify loads build/checkpoint --runtime stock
+    Example: shardmill verify loads build/checkpoint --loader transformers
     """
     source = source_at(place)
-    answer(loads(source, runtime), as_json, source)
+    answer(unasked(loads(source, runtime, loader), "loads"), as_json, source, strict=strict)

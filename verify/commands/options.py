@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from shardmill.verify.reading.remote import LIMITS, Limits
 from shardmill.verify.reading.source import Folder, Source
-from shardmill.verify.rules.findings import Report
+from shardmill.verify.rules.findings import Report, printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -22,6 +23,44 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 
+strict = click.option(
+    "--strict", is_flag=True, help="Exit 1 also where a weight was not judged or a question not asked."
+)
+
+seed_option = click.option(
+    "--seed",
+    type=click.IntRange(0),
+    help="Draw the sample of an earlier answer again.  [default: drawn by the system, and printed]",
+)
+
+
+def remote_options(command: F) -> F:
+    """--timeout and --allow-private, which hold for every remote place of the process."""
+    timeout = click.option(
+        "--timeout",
+        type=click.FloatRange(min=1),
+        metavar="SECONDS",
+        expose_value=False,
+        callback=_set_timeout,
+        help="Of all requests to a remote place together.  [default: 600]",
+    )
+    private = click.option(
+        "--allow-private",
+        is_flag=True,
+        expose_value=False,
+        callback=_set_private,
+        help="Follow redirects to other hosts of this network.",
+    )
+    return timeout(private(command))
+
+
+def _set_timeout(_: click.Context, __: click.Parameter, value: float | None) -> None:
+    LIMITS.seconds = Limits().seconds if value is None else value
+
+
+def _set_private(_: click.Context, __: click.Parameter, value: bool) -> None:
+    LIMITS.private = value
+
 
 def source_at(place: str) -> Source:
     """The folder, file, http(s) address or hf:// repository at `place`. Raises click.UsageError if there is none."""
@@ -31,7 +70,7 @@ def source_at(place: str) -> Source:
         try:
             return hub_repository(place) if place.startswith("hf://") else web_folder(place)
         except PlaceError as error:
-            raise click.UsageError(str(error)) from None
+            raise click.UsageError(printable(str(error))) from None
     path = Path(place)
     if not path.exists():
         raise click.UsageError(f"{place}: there is no such folder or file.")
@@ -40,8 +79,8 @@ def source_at(place: str) -> Source:
     return Folder(path)
 
 
-def answer(report: Report, as_json: bool, *sources: Source) -> None:
-    """Prints the report and ends the process with its exit code."""
+def answer(report: Report, as_json: bool, *sources: Source, strict: bool = False) -> None:
+    """Prints the report and ends the process with its exit code: 2 where the question could not be asked."""
     for source in sources:
         if source.remote:
             report.facts["read"] = f"{source.where}, {source.transferred:,} bytes transferred"
@@ -53,7 +92,16 @@ def answer(report: Report, as_json: bool, *sources: Source) -> None:
         from shardmill.verify.commands.show import show
 
         show(report, Console(highlight=False))
-    sys.exit(report.exit_code)
+    if strict:
+        sys.exit(report.strict_exit_code)
+    sys.exit(report.exit_code or (2 if report.question in report.not_asked else 0))
+
+
+def unasked(report: Report, topic: str) -> Report:
+    """The report, not asked where the one topic that is the question could not be looked at."""
+    if topic in report.not_checked and topic not in report.checked:
+        report.cannot_ask(report.not_checked[topic])
+    return report
 
 
 class Bar:

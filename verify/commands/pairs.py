@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import click
 
-from shardmill.verify.commands.options import Bar, answer, as_json, source_at
+from shardmill.verify.commands.options import (
+    Bar,
+    answer,
+    as_json,
+    remote_options,
+    seed_option,
+    source_at,
+    strict,
+)
 from shardmill.verify.formats.encode import RECIPES
 from shardmill.verify.questions.diff import diff
 from shardmill.verify.questions.reproduce import BLOCKS, reproduce
@@ -16,8 +24,10 @@ from shardmill.verify.rules.findings import Report
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
 @click.option("--bytes", "by_bytes", is_flag=True, help="Read the data even where both have a manifest.")
+@remote_options
+@strict
 @as_json
-def diff_command(a: str, b: str, by_bytes: bool, as_json: bool) -> None:
+def diff_command(a: str, b: str, by_bytes: bool, strict: bool, as_json: bool) -> None:
     """What differs between checkpoint A (parent, or the older release) and B?
 
     \b
@@ -26,7 +36,7 @@ def diff_command(a: str, b: str, by_bytes: bool, as_json: bool) -> None:
     first, second = source_at(a), source_at(b)
     with Bar() as bar:
         report = diff(first, second, by_bytes, bar)
-    answer(report, as_json, first, second)
+    answer(report, as_json, first, second, strict=strict)
 
 
 @click.command("roundtrip")
@@ -35,6 +45,8 @@ def diff_command(a: str, b: str, by_bytes: bool, as_json: bool) -> None:
 @click.option("--all", "everything", is_flag=True, help="Also weights that have the parent's own form.")
 @click.option("--max-error", type=float, help="Largest relative error of an FP8 weight.  [default: 0.05]")
 @click.option("--min-cosine", type=float, help="Smallest cosine of a weight.  [default: 0.985]")
+@remote_options
+@strict
 @as_json
 def roundtrip_command(
     place: str,
@@ -42,6 +54,7 @@ def roundtrip_command(
     everything: bool,
     max_error: float | None,
     min_cosine: float | None,
+    strict: bool,
     as_json: bool,
 ) -> None:
     """How much did the weights in DIR lose against their parent?
@@ -52,13 +65,13 @@ def roundtrip_command(
     usual = Limits()
     limits = Limits(
         {**usual.error, "fp8": usual.error["fp8"] if max_error is None else max_error},
-        usual.cosine if min_cosine is None else min_cosine,
+        cosine=usual.cosine if min_cosine is None else min_cosine,
     )
     source, origin = source_at(place), source_at(parent)
     with Bar() as bar:
         report = roundtrip(source, origin, limits, everything, bar)
     _refuse_unasked(report, "values")
-    answer(report, as_json, source, origin)
+    answer(report, as_json, source, origin, strict=strict)
 
 
 @click.command("reproduce")
@@ -66,17 +79,26 @@ def roundtrip_command(
 @click.option("--parent", required=True, metavar="DIR", help="The checkpoint that it was made from.")
 @click.option("--blocks", type=click.IntRange(1), default=BLOCKS, show_default=True, help="How many to draw.")
 @click.option("--all", "everything", is_flag=True, help="Every block.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the drawing.")
+@seed_option
 @click.option(
     "--numerics",
     "--recipe",  # its name before manifest format 2, for one release
     "numerics",
     type=click.Choice(RECIPES),
-    help="Of a checkpoint without a manifest.  [default: amax/1]  (--recipe is its old name.)",
+    help="Of a checkpoint without a manifest, which says them.  (--recipe is its old name.)",
 )
+@remote_options
+@strict
 @as_json
 def reproduce_command(
-    place: str, parent: str, blocks: int, everything: bool, seed: int, numerics: str | None, as_json: bool
+    place: str,
+    parent: str,
+    blocks: int,
+    everything: bool,
+    seed: int | None,
+    numerics: str | None,
+    strict: bool,
+    as_json: bool,
 ) -> None:
     """Are the blocks in DIR, bit for bit, what their numerics make of the parent?
 
@@ -87,7 +109,7 @@ def reproduce_command(
     with Bar() as bar:
         report = reproduce(source, origin, None if everything else blocks, seed, numerics, bar)
     _refuse_unasked(report, "blocks")
-    answer(report, as_json, source, origin)
+    answer(report, as_json, source, origin, strict=strict)
 
 
 def _refuse_unasked(report: Report, topic: str) -> None:

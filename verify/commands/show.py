@@ -15,6 +15,9 @@ STYLE = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: 
 
 
 def show(report: Report, console: Console) -> None:
+    """Prints the report, what was not judged and not asked above all else."""
+    for line in (*report.coverage.lines(), *_not_asked(report)):
+        console.print(escape(printable(line)), highlight=False, soft_wrap=True)
     for line in report.fine:
         console.print(f"[green]ok[/]  {escape(printable(line))}", highlight=False, soft_wrap=True)
     for _, group in groupby(report.worst_first(), key=lambda finding: finding.slug):
@@ -24,13 +27,19 @@ def show(report: Report, console: Console) -> None:
     if report.checked:
         console.print(f"checked: {escape(', '.join(report.checked))}", highlight=False, soft_wrap=True)
     for topic, reason in report.not_checked.items():
-        console.print(f"not checked: {escape(topic)} ({escape(reason)})", highlight=False, soft_wrap=True)
+        console.print(
+            f"not checked: {escape(topic)} ({escape(printable(reason))})", highlight=False, soft_wrap=True
+        )
     console.print(_verdict(report), highlight=False, soft_wrap=True)
+
+
+def _not_asked(report: Report) -> list[str]:
+    return [f"not asked: {question}, because {reason}" for question, reason in report.not_asked.items()]
 
 
 def _show_fact(name: str, value: object, console: Console, indent: str = "") -> None:
     """A mapping takes a line for each entry."""
-    line = f"{indent}{printable(name)}:" + ("" if isinstance(value, dict) else f" {value}")
+    line = f"{indent}{printable(name)}:" + ("" if isinstance(value, dict) else f" {printable(str(value))}")
     console.print(escape(line), highlight=False, soft_wrap=True)
     for key, item in value.items() if isinstance(value, dict) else ():
         _show_fact(str(key), item, console, indent + "    ")
@@ -67,4 +76,5 @@ def _verdict(report: Report) -> str:
     for slug in {finding.slug for finding in report.findings}:
         counts[Severity(RULES[slug].severity)] += report.count(slug)
     said = ", ".join(f"{n:,} {severity.value}{'s' if n != 1 else ''}" for severity, n in counts.items() if n)
-    return f"{report.question}: {said or 'clean'}"
+    unsaid = {"partial": "no finding in what was judged"}.get(report.status, report.status)
+    return f"{report.question}: {said or unsaid}"

@@ -15,6 +15,7 @@ class Card:
     total_bytes: int
     free_at_boot: int
     source: str
+    sm: int = 120  # compute capability times ten: it decides which attention backend vLLM chooses
 
     @property
     def context_bytes(self) -> int:
@@ -25,6 +26,7 @@ class Card:
         return self.total_bytes * utilization <= self.free_at_boot
 
 
+GIB_MAX = 1 << 20
 CONTEXT_GIB = 1.08  # the published card prints 93.89 of 94.97 GiB free, and calls the difference about 1.05
 
 CARDS: dict[str, Card] = {
@@ -34,15 +36,26 @@ CARDS: dict[str, Card] = {
         int(93.89 * GIB),
         "measured by others: published card",
     ),
-    "h200": Card("H200, 141 GB", int(139.8 * GIB), int((139.8 - CONTEXT_GIB) * GIB), "context is a guess"),
+    "h200": Card(
+        "H200, 141 GB", int(139.8 * GIB), int((139.8 - CONTEXT_GIB) * GIB), "context is a guess", 90
+    ),
     "h100": Card(
-        "H100, 80 GB", int(79.2 * GIB), int((79.2 - CONTEXT_GIB) * GIB), "total and context are guesses"
+        "H100, 80 GB", int(79.2 * GIB), int((79.2 - CONTEXT_GIB) * GIB), "total and context are guesses", 90
+    ),
+    "b200": Card(
+        "B200, 180 GB",
+        int(179.0 * GIB),
+        int((179.0 - CONTEXT_GIB) * GIB),
+        "total and context are guesses",
+        100,
     ),
 }
 
 
 def custom_card(gib: float) -> Card:
-    """A card of `gib` GiB with the usual context."""
+    """A card of `gib` GiB with the usual context, taken for SM120. Raises ValueError for what no card has."""
+    if not CONTEXT_GIB < gib < GIB_MAX:
+        raise ValueError(gib)
     return Card(
         f"{gib:g} GiB", int(gib * GIB), int((gib - CONTEXT_GIB) * GIB), "total as given; context is a guess"
     )

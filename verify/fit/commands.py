@@ -14,6 +14,7 @@ from shardmill.verify.fit.answer import Answer, Rung, judge, ladder
 from shardmill.verify.fit.bootlog import LogError, compare, read_log
 from shardmill.verify.fit.cards import CARDS, Card, custom_card
 from shardmill.verify.fit.headers import Facts, read_facts
+from shardmill.verify.fit.layers import check_planned
 from shardmill.verify.fit.preset import (
     KDA_BACKENDS,
     ROW_BYTES,
@@ -29,7 +30,14 @@ from shardmill.verify.fit.published.fork import plan_fork
 from shardmill.verify.fit.shape import ConfigError, read_shape
 from shardmill.verify.fit.waterfall import draw
 from shardmill.verify.fit.weights import WeightsError
-from shardmill.verify.rules.findings import UnreadableError
+from shardmill.verify.rules.findings import UnreadableError, printable
+
+
+class UnaskedError(click.ClickException):
+    """The question could not be asked."""
+
+    exit_code = 2
+
 
 PICTURES = (".svg", ".png")
 
@@ -103,17 +111,29 @@ def fit(
         kda_backend=kda_prefill_backend,
         draft_tokens=0 if no_mtp else None,
         prefix_caching=False if no_prefix_caching else None,
+        sm=card.sm,
     )
     try:
         facts = read_facts(source_at(place))
+        check_planned(facts.shape, preset)
+        _check_length(facts, preset)
         answer = _judge(facts, preset, card)
         lines = _lines(facts, answer, with_ladder, log, as_json)
         if waterfall is not None:
             _draw(answer, Path(waterfall))
     except (ConfigError, WeightsError, LogError, UnreadableError) as error:
-        raise click.ClickException(str(error)) from None
+        raise UnaskedError(printable(str(error), 1000)) from None
     click.echo("\n".join(lines))
     sys.exit(0 if answer.verdict == "fits" else 1)
+
+
+def _check_length(facts: Facts, preset: Preset) -> None:
+    """vLLM refuses to start with a longer context than the model has."""
+    if preset.max_model_len > facts.shape.max_position:
+        raise ConfigError(
+            f"{preset.name}: {preset.max_model_len:,} tokens, and config.json allows {facts.shape.max_position:,} "
+            "(max_position_embeddings with its RoPE scaling): vLLM does not start; lower --max-model-len"
+        )
 
 
 def _judge(facts: Facts, preset: Preset, card: Card) -> Answer:
@@ -137,7 +157,7 @@ def _lines(facts: Facts, answer: Answer, with_ladder: bool, log: str | None, as_
             for r in compared
         ]
         return [json.dumps(value, indent=2)]
-    lines = list(show.as_text(answer, rungs, fork, facts.faults))
+    lines = list(show.as_text(answer, rungs, fork))
     return [*lines, "", f"Predicted against {log}:", *show.log_text(compared)] if log else lines
 
 

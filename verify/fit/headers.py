@@ -8,6 +8,7 @@ from typing import Any
 
 from shardmill.verify.fit.shape import ConfigError, Shape, read_shape
 from shardmill.verify.fit.weights import Headers, WeightBytes, weights_per_rank
+from shardmill.verify.questions.structure import structure_faults
 from shardmill.verify.reading.checkpoint import open_checkpoint
 from shardmill.verify.reading.source import Source
 from shardmill.verify.rules.findings import Report, Severity
@@ -15,12 +16,11 @@ from shardmill.verify.rules.findings import Report, Severity
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What `fit` knows of a checkpoint. `faults` counts the errors that the reader found in its files."""
+    """What `fit` knows of a checkpoint."""
 
     shape: Shape
     headers: Headers
     kv_heads: int
-    faults: int
 
     @property
     def block_fp8(self) -> bool:
@@ -35,7 +35,7 @@ class Facts:
 
 
 def read_facts(source: Source) -> Facts:
-    """Open a checkpoint. Raises ConfigError without a config.json or without any readable tensor."""
+    """Open a checkpoint. Raises ConfigError without a config.json, or where not every tensor's header can be read."""
     report = Report("fit")
     checkpoint = open_checkpoint(source, report)
     if not checkpoint.config:
@@ -46,14 +46,21 @@ def read_facts(source: Source) -> Facts:
         raise ConfigError(
             f"{source.where}: no .safetensors header could be read; fit counts the weights there"
         )
+    report.add(*structure_faults(checkpoint))
+    errors = [finding for finding in report.worst_first() if finding.severity is Severity.ERROR]
+    if errors:
+        first = f"{errors[0].rule.sentence} ({errors[0].file})"
+        raise ConfigError(
+            f"{source.where}: {len(errors):,} errors in its files, the first: {first} fit would count too few weights; "
+            "see shardmill verify integrity"
+        )
     headers = {name: (tensor.dtype, tensor.shape) for name, tensor in checkpoint.tensors.items()}
-    faults = sum(finding.severity is Severity.ERROR for finding in report.worst_first())
-    return Facts(read_shape(checkpoint.config), headers, _linear_free_heads(checkpoint.config), faults)
+    return Facts(read_shape(checkpoint.config), headers, _linear_free_heads(checkpoint.config))
 
 
 def _linear_free_heads(config: Mapping[str, Any]) -> int:
     """KV heads that k_proj and v_proj are cut by; 0 where those names belong to linear attention and cut by rank."""
-    text = config.get("text_config", config)
+    text = config.get("text_config") or config
     if text.get("linear_attn_config"):
         return 0
     return int(text.get("num_key_value_heads", 0) or 0)

@@ -12,18 +12,28 @@ from shardmill.verify.fit.planner import LayerCache, ceil_div
 from shardmill.verify.fit.preset import ROW_BYTES, STATE_BYTES, Preset
 from shardmill.verify.fit.shape import ConfigError, Gqa, Layer, Linear, Mla, Shape, SparseMla
 
-MLA_BLOCK_TOKENS = 128  # FlashInfer's MLA kernels take physical blocks in multiples of 128 tokens
+MLA_HYBRID_BLOCK_TOKENS = 128  # FlashInfer's MLA kernels take physical blocks in multiples of 128 tokens
 SPARSE_PAGE_ROWS = 64  # the sparse kernels view the pool as pages of 64 rows
 INDEX_SCALE_TOKENS = 128  # one f32 scale for each 128 index values
-FLASHKDA_ALIGNMENT = 16  # FlashKDA's prefill checkpoints lie at multiples of 16 tokens
-INDEX_PAGE_STATES = {90: (32, 64), 120: (64,)}  # index entries a page of the paged logits kernel holds, by SM
+CHECKPOINT_ALIGNMENT = {"kda": 16, "delta net": 64}  # prefill checkpoints lie at multiples of so many tokens
+GQA_BLOCK_TOKENS = 16
+INDEX_PAGE_STATES = {
+    90: (32, 64),
+    100: (32, 64),
+    120: (64,),
+}  # index entries a page of the paged logits kernel holds, by SM
 
 
 def row_bytes(layer: Mla | SparseMla, preset: Preset) -> int:
     """Bytes of one token's latent row. Only sparse layers with an FP8 cache have the packed rows of a rung."""
-    if isinstance(layer, SparseMla) and _is_fp8(layer, preset):
+    if isinstance(layer, SparseMla) and _is_fp8(layer, preset) and _has_rungs(layer, preset):
         return ROW_BYTES[preset.rung]
     return (layer.rank + layer.rope) * (1 if _is_fp8(layer, preset) else 2)
+
+
+def _has_rungs(layer: SparseMla, preset: Preset) -> bool:
+    """SM100, and SM90 for pooled layers, have plain FP8 rows, unless the packed form is asked for by name."""
+    return preset.sm == 120 or preset.kv_dtype == "fp8_ds_mla" or (preset.sm == 90 and layer.pool == 1)
 
 
 def _is_fp8(layer: Layer, preset: Preset) -> bool:
@@ -36,7 +46,8 @@ def state_bytes(layer: Linear, preset: Preset) -> int:
     window = layer.conv_kernel - 1 + preset.draft_tokens
     conv = _share(layer.conv_channels, preset, "convolution channels") * window * 2
     heads = _share(layer.value_heads, preset, "linear attention heads")
-    return conv + heads * layer.value_dim * layer.key_dim * STATE_BYTES[preset.state_dtype]
+    state_dtype = layer.state_dtype if preset.state_dtype == "auto" else preset.state_dtype
+    return conv + heads * layer.value_dim * layer.key_dim * STATE_BYTES[state_dtype]
 
 
 def _share(size: int, preset: Preset, what: str) -> int:
@@ -45,11 +56,30 @@ def _share(size: int, preset: Preset, what: str) -> int:
     return size // preset.tensor_parallel
 
 
-def state_blocks(preset: Preset) -> int:
-    """State pages that a request holds. Prefix caching keeps one more, FlashKDA's prefill checkpoint another."""
+def keeps_checkpoint(layer: Linear, preset: Preset) -> bool:
+    """Whether prefill writes states at block boundaries: FlashKDA does, and FlashInfer's kernel for a delta net."""
+    if not preset.prefix_caching:
+        return False
+    if layer.kernel == "delta net":
+        return preset.gdn_backend == "flashinfer"
+    return layer.bounded_gate and preset.kda_backend == "flashkda"
+
+
+def state_blocks(layer: Linear, preset: Preset) -> int:
+    """State pages that a request holds. Prefix caching keeps one more, a checkpoint of the prefill another."""
     if not preset.prefix_caching:
         return 1 + preset.draft_tokens
-    return 2 + preset.draft_tokens + (preset.kda_backend == "flashkda")
+    return 2 + preset.draft_tokens + keeps_checkpoint(layer, preset)
+
+
+def check_planned(shape: Shape, preset: Preset) -> None:
+    """Raises ConfigError for a model and card whose plan is not known to equal vLLM's."""
+    sparse = shape.sparse
+    if sparse is not None and sparse.pool > 1 and preset.sm != 120 and preset.kv_dtype != "fp8_ds_mla":
+        raise ConfigError(
+            f"config.json: pooled sparse layers are planned on SM{preset.sm} with kv_cache_dtype fp8_ds_mla alone, "
+            f"which vLLM takes with --attention-backend FLASHMLA_SPARSE; the preset says {preset.kv_dtype!r}"
+        )
 
 
 def plan_layers(shape: Shape, preset: Preset) -> list[LayerCache]:
@@ -75,15 +105,22 @@ def block_tokens(shape: Shape, preset: Preset) -> int:
     latent = isinstance(full, Mla | SparseMla)
     sparse = shape.sparse
     if not shape.is_hybrid:
-        return 64 if latent else 16
+        return _latent_block(full, preset) if latent else GQA_BLOCK_TOKENS
     linear = next(layer for layer in shape.layers if isinstance(layer, Linear))
-    align = MLA_BLOCK_TOKENS if latent else 16
-    if preset.prefix_caching and preset.kda_backend == "flashkda" and latent:
-        align = lcm(align, FLASHKDA_ALIGNMENT)
+    align = MLA_HYBRID_BLOCK_TOKENS if latent else GQA_BLOCK_TOKENS
+    if keeps_checkpoint(linear, preset):
+        align = lcm(align, CHECKPOINT_ALIGNMENT[linear.kernel])
     tokens = align * ceil_div(state_bytes(linear, preset), align * token_bytes(full, preset))
     kernels = [SPARSE_PAGE_ROWS, sparse.pool * min(INDEX_PAGE_STATES[preset.sm])] if sparse else [1]
     unit = lcm(*kernels)
     return unit * ceil_div(tokens, unit)
+
+
+def _latent_block(layer: Layer, preset: Preset) -> int:
+    """Tokens a block of the MLA backend that vLLM prefers on the card: FlashMLA 64, FlashInfer 32, the others 16."""
+    if isinstance(layer, SparseMla):
+        return SPARSE_PAGE_ROWS
+    return {90: 64 if _is_fp8(layer, preset) else 16, 100: 32, 120: 16}[preset.sm]
 
 
 def state_page(shape: Shape, preset: Preset, tokens: int) -> int:
@@ -96,11 +133,11 @@ def state_page(shape: Shape, preset: Preset, tokens: int) -> int:
 
 def _caches(layer: Layer, preset: Preset, tokens: int, page: int) -> list[LayerCache]:
     if isinstance(layer, Linear):
-        return [LayerCache("state", page, tokens, fixed_blocks=state_blocks(preset))]
+        return [LayerCache("state", page, tokens, fixed_blocks=state_blocks(layer, preset))]
     if isinstance(layer, SparseMla):
         return _sparse_caches(layer, preset, tokens)
     window = layer.window if isinstance(layer, Gqa) else None
-    held = None if window is None else window - 1 + preset.batched_tokens
+    held = None if window is None else window - 1 + preset.in_flight_tokens
     size = row_bytes(layer, preset) if isinstance(layer, Mla) else token_bytes(layer, preset)
     return [LayerCache("paged", tokens * size, tokens, tokens_max=held)]
 
@@ -109,13 +146,26 @@ def _sparse_caches(layer: SparseMla, preset: Preset, tokens: int) -> list[LayerC
     """Latent rows, pooled index and, with pooling, the ring of raw keys and gates of the open pool."""
     row = row_bytes(layer, preset)
     entry = layer.index_dim + layer.index_dim // INDEX_SCALE_TOKENS * 4
-    caches = [LayerCache("paged", tokens * row, tokens, stride_bytes=SPARSE_PAGE_ROWS * row)]
+    caches = [LayerCache("paged", tokens * row, tokens, stride_bytes=_row_stride(layer, preset) * row or 1)]
     if layer.has_index:
-        stride = max(INDEX_PAGE_STATES[preset.sm]) * entry
+        stride = max(INDEX_PAGE_STATES[preset.sm]) * entry if layer.pool > 1 else 1
         caches.append(LayerCache("paged", tokens // layer.pool * entry, tokens, stride_bytes=stride))
     if layer.pool > 1:
         caches.append(_ring(layer, preset))
     return caches
+
+
+def _row_stride(layer: SparseMla, preset: Preset) -> int:
+    """Rows at whose multiples blocks start, by the backend that vLLM prefers; 0: anywhere.
+
+    The kernels of SM120, and those of pooled layers, view the pool as pages of 64 rows; FlashInfer's of SM100 as pages
+    of 32, FlashAttention's as rows.
+    """
+    if preset.sm == 120 or layer.pool > 1:
+        return SPARSE_PAGE_ROWS
+    if not _is_fp8(layer, preset):
+        return 1
+    return 32 if preset.sm == 100 else 0
 
 
 def _ring(layer: SparseMla, preset: Preset) -> LayerCache:

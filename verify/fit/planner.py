@@ -92,7 +92,8 @@ def plan_blocks(layers: Sequence[LayerCache]) -> KvPlan:
     """Group the layers as vLLM does: all alike, mixed page sizes packed side by side, or equal pages in columns."""
     buckets = _buckets(layers)
     if len(buckets) == 1:
-        return KvPlan(sum(_padded(layer) for layer in layers), (tuple(layers),))
+        stride = lcm(*(layer.stride_bytes for layer in layers))
+        return KvPlan(ceil_div(sum(layer.page_bytes for layer in layers), stride) * stride, (tuple(layers),))
     if len({layer.page_bytes for layer in layers}) > 1:
         return _packed(layers, buckets)
     return _columns(layers, buckets)

@@ -15,7 +15,10 @@ PRESETS_DIR = Path(__file__).resolve().parents[2] / "runtime_patch" / "presets"
 
 # Bytes of one token's latent row in one layer. Stock is vLLM's fp8_ds_mla; the others are named by their four tiles.
 ROW_BYTES: Mapping[str, int] = {"stock": 656, "8888": 528, "8666": 444, "6666f": 432, "6666": 416}
+COUNT_MAX = 1 << 40
+KV_DTYPES = ("auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla")
 KDA_BACKENDS = ("flashkda", "triton")
+GDN_BACKENDS = ("flashinfer", "triton")
 STATE_BYTES: Mapping[str, int] = {"auto": 4, "float32": 4, "bfloat16": 2}
 
 
@@ -37,6 +40,7 @@ class Preset:
     kv_dtype: str = "auto"
     prefix_caching: bool = True
     kda_backend: str = "flashkda"
+    gdn_backend: str = "flashinfer"
     draft_tokens: int = 0
     captures: tuple[int, ...] = (1,)
     images: int = 0
@@ -46,6 +50,7 @@ class Preset:
     logits_mib: int = 512  # vLLM's cap on the logits of its own indexer
     stage_mib: int = 64  # scratch into which packed rows are restaged
     sm: int = 120
+    async_scheduling: bool = True
 
     def __post_init__(self) -> None:
         for field, value in (
@@ -54,11 +59,27 @@ class Preset:
             ("max_num_seqs", self.max_sequences),
             ("max_num_batched_tokens", self.batched_tokens),
         ):
-            if value < 1:
-                raise PresetError(f"{self.name}: {field} must be at least 1, got {value}")
+            if not 1 <= value <= COUNT_MAX:
+                raise PresetError(
+                    f"{self.name}: {field} must be at least 1 and at most {COUNT_MAX:,}, got {value}"
+                )
+        for field, value in (("num_speculative_tokens", self.draft_tokens), ("image", self.images)):
+            if not 0 <= value <= COUNT_MAX:
+                raise PresetError(f"{self.name}: {field} must be 0 to {COUNT_MAX:,}, got {value}")
+        if not 0 < self.utilization <= 1:
+            raise PresetError(
+                f"{self.name}: gpu_memory_utilization must be above 0 and at most 1, got {self.utilization}"
+            )
+        _one_of(self.name, "kv_cache_dtype", self.kv_dtype, KV_DTYPES)
         _one_of(self.name, "rung", self.rung, ROW_BYTES)
         _one_of(self.name, "kda_prefill_backend", self.kda_backend, KDA_BACKENDS)
+        _one_of(self.name, "gdn_prefill_backend", self.gdn_backend, GDN_BACKENDS)
         _one_of(self.name, "mamba_ssm_cache_dtype", self.state_dtype, STATE_BYTES)
+
+    @property
+    def in_flight_tokens(self) -> int:
+        """Tokens scheduled and not yet settled: two batches under asynchronous scheduling, vLLM's default."""
+        return self.batched_tokens * (2 if self.async_scheduling else 1)
 
     @property
     def decode_tokens(self) -> int:
@@ -96,21 +117,23 @@ def read_preset(path: Path) -> Preset:
         max_model_len=_integer(path, serve, "max_model_len", 131_072),
         max_sequences=_integer(path, serve, "max_num_seqs", 1),
         batched_tokens=_integer(path, serve, "max_num_batched_tokens", 1024),
-        utilization=float(serve.get("gpu_memory_utilization", 0.9)),
+        utilization=_number(path, serve, "gpu_memory_utilization", 0.9),
         pin=_integer(path, serve, "kv_cache_memory_bytes", None)
         if "kv_cache_memory_bytes" in serve
         else None,
         kv_dtype=str(serve.get("kv_cache_dtype", "auto")),
         prefix_caching=bool(serve.get("enable_prefix_caching", True)),
         kda_backend=str(serve.get("kda_prefill_backend", "flashkda")),
+        gdn_backend=str(serve.get("gdn_prefill_backend", "flashinfer")),
         draft_tokens=_integer(path, _table(path, serve, "speculative"), "num_speculative_tokens", 0),
-        captures=tuple(serve.get("cudagraph_capture_sizes", (1,))),
+        captures=_captures(path, serve),
         images=_integer(path, _table(path, serve, "limit_mm_per_prompt"), "image", 0),
         rung=rung,
         state_dtype=str(serve.get("mamba_ssm_cache_dtype", "auto")),
         indexer_mib=_setting(path, env, "VLLM_KVQ_INDEXER_MIB", 64),
         logits_mib=_setting(path, env, "VLLM_SPARSE_INDEXER_MAX_LOGITS_MB", 512),
         stage_mib=_setting(path, env, "VLLM_KVQ_STAGE_MIB", 64),
+        async_scheduling=serve.get("async_scheduling", True) is not False,
     )
 
 
@@ -137,6 +160,22 @@ def _setting(path: Path, env: Mapping[str, Any], name: str, default: int) -> int
     if not value.isdigit():
         raise PresetError(f"{path}: env.{name} must be a whole number of MiB, got {value!r}")
     return int(value)
+
+
+def _number(path: Path, table: Mapping[str, Any], key: str, default: float) -> float:
+    value = table.get(key, default)
+    if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
+        raise PresetError(f"{path}: {key} must be a number, got {value!r}")
+    return float(value)
+
+
+def _captures(path: Path, serve: Mapping[str, Any]) -> tuple[int, ...]:
+    value = serve.get("cudagraph_capture_sizes", [1])
+    if not isinstance(value, list) or not all(type(size) is int and size > 0 for size in value):
+        raise PresetError(
+            f"{path}: cudagraph_capture_sizes must be a list of positive numbers, got {value!r}"
+        )
+    return tuple(value)
 
 
 def _integer(path: Path, table: Mapping[str, Any], key: str, default: int | None) -> int:

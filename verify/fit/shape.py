@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from shardmill.verify.fit.families import FAMILIES, WITHOUT_HEAD_DIM, why_unknown
+
 Config = Mapping[str, Any]
 LAYERS_MAX = 4096
 SIZE_MAX = 1 << 40  # no width, count or length of a model comes near it
@@ -53,13 +55,19 @@ class SparseMla:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A convolution window over `conv_channels` and a recurrent state [value_heads, value_dim, key_dim]."""
+    """A convolution window over `conv_channels` and a recurrent state [value_heads, value_dim, key_dim].
+
+    `state_dtype` is what vLLM makes of `auto`; `bounded_gate`: FlashKDA's kernel takes the layer.
+    """
 
     conv_channels: int
     conv_kernel: int
     value_heads: int
     value_dim: int
     key_dim: int
+    kernel: Literal["kda", "delta net"]
+    state_dtype: str
+    bounded_gate: bool
 
 
 Layer = Gqa | Mla | SparseMla | Linear
@@ -102,12 +110,15 @@ def read_shape(config: Config) -> Shape:
 
 
 def _read_shape(config: Config) -> Shape:
-    text: Config = config.get("text_config", config)
+    text: Config = config.get("text_config") or config
+    unknown = why_unknown(config, text)
+    if unknown:
+        raise ConfigError(f"config.json: {unknown}")
     kinds = layer_kinds(text)
     layers = tuple(_checked(_layer(text, kind, i)) for i, kind in enumerate(kinds))
     if all(isinstance(layer, Linear) for layer in layers):
         raise ConfigError("config.json: no attention layer; models of linear layers alone are not planned")
-    drafts = int(text.get("num_nextn_predict_layers", 0) or 0)
+    drafts = _count(text, "num_nextn_predict_layers")
     full = [_layer(text, kind, 0) for kind in kinds if kind != "linear"]
     return Shape(
         model_type=str(text.get("model_type", config.get("model_type", "unknown"))),
@@ -115,11 +126,39 @@ def _read_shape(config: Config) -> Shape:
         draft_layers=tuple(full[-1:] * drafts),
         hidden=_need(text, "hidden_size"),
         vocab=_need(text, "vocab_size"),
-        max_position=int(text.get("max_position_embeddings", 1 << 20)),
-        experts_per_token=int(text.get("num_experts_per_tok", 0) or 0),
-        moe_inter=int(text.get("moe_intermediate_size", text.get("intermediate_size", 0)) or 0),
-        residual_streams=int(text.get("hc_mult", 4)) if text.get("mhc") else 1,
+        max_position=_max_position(text),
+        experts_per_token=_count(text, "num_experts_per_tok"),
+        moe_inter=_count(text, "moe_intermediate_size") or _count(text, "intermediate_size"),
+        residual_streams=_count(text, "hc_mult", 4) if text.get("mhc") else 1,
     )
+
+
+# Kinds of RoPE scaling whose factor does not lengthen max_position_embeddings, which tells the scaled length already.
+UNSCALED_ROPE = ("default", "llama3", "longrope", "su", "mrope", "proportional")
+
+
+def _max_position(text: Config) -> int:
+    """The longest context that vLLM serves: max_position_embeddings, or what YaRN and its like make of it."""
+    limit = _count(text, "max_position_embeddings", 1 << 20)
+    rope = text.get("rope_parameters") or text.get("rope_scaling")
+    if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
+        return limit
+    kind, factor = rope.get("rope_type", rope.get("type")), rope.get("factor", 1.0)
+    if kind in (None, *UNSCALED_ROPE) or not isinstance(factor, int | float) or not 1 <= factor < SIZE_MAX:
+        return limit
+    if kind == "yarn":
+        limit = _count(rope, "original_max_position_embeddings", limit)
+    return int(limit * factor)
+
+
+def _count(text: Config, key: str, default: int = 0) -> int:
+    """A number that may be missing, null or 0."""
+    value = text.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < SIZE_MAX:
+        raise ConfigError(f"config.json: {key} must be a whole number, not negative, got {str(value)[:60]!r}")
+    return value
 
 
 Kind = Literal["full", "window", "linear"]
@@ -135,7 +174,7 @@ KIND_NAMES: Mapping[str, Kind] = {
 def layer_kinds(text: Config) -> list[Kind]:
     """The kind of each layer: `layer_types`, else Kimi's 1-based `kda_layers`, else an interval, else all full."""
     count = _need(text, "num_hidden_layers")
-    if count + int(text.get("num_nextn_predict_layers", 0) or 0) > LAYERS_MAX:
+    if count + _count(text, "num_nextn_predict_layers") > LAYERS_MAX:
         raise ConfigError(f"config.json: {count:,} layers; at most {LAYERS_MAX:,} are read")
     names = text.get("layer_types")
     if names:
@@ -155,18 +194,36 @@ def layer_kinds(text: Config) -> list[Kind]:
     interval = text.get("full_attention_interval")
     if interval:
         return ["full" if (i + 1) % interval == 0 else "linear" for i in range(count)]
-    return ["full"] * count
+    return _windowed(text, count)
+
+
+def _windowed(text: Config, count: int) -> list[Kind]:
+    """The layers of a config that names no layer_types, by its family's habit."""
+    habit = FAMILIES.get(str(text.get("model_type")), FAMILIES["llama"])
+    every = _count(text, habit.pattern_key, habit.every) if habit.pattern_key else habit.every
+    window = text.get("sliding_window", habit.window)
+    if every == 1 or window is None:
+        return ["full"] * count
+    return ["full" if every and (i + 1) % every == 0 else "window" for i in range(count)]
 
 
 def _layer(text: Config, kind: Kind, index: int) -> Layer:
     if kind == "linear":
         return _linear(text)
-    if "kv_lora_rank" in text:
+    if text.get("kv_lora_rank") is not None:
         return _latent(text, index)
     heads = _need(text, "num_attention_heads")
-    head_dim = int(text.get("head_dim") or _need(text, "hidden_size") // heads)
-    window = _need(text, "sliding_window") if kind == "window" else None
-    return Gqa(int(text.get("num_key_value_heads", heads)), head_dim, window)
+    said = 0 if text.get("model_type") in WITHOUT_HEAD_DIM else _count(text, "head_dim")
+    head_dim = said or _need(text, "hidden_size") // heads
+    window = _window(text) if kind == "window" else None
+    return Gqa(_count(text, "num_key_value_heads") or heads, head_dim, window)
+
+
+def _window(text: Config) -> int:
+    habit = FAMILIES.get(str(text.get("model_type")), FAMILIES["llama"])
+    if text.get("sliding_window") is None and habit.window is not None:
+        return habit.window
+    return _need(text, "sliding_window")
 
 
 MAY_BE_ZERO = ("rope",)
@@ -175,7 +232,7 @@ MAY_BE_ZERO = ("rope",)
 def _checked(layer: Layer) -> Layer:
     """The layer, its sizes found to be those of a model. Raises ConfigError."""
     for name, value in asdict(layer).items():
-        if value is None or isinstance(value, bool):
+        if value is None or isinstance(value, bool | str):
             continue
         if not (0 if name in MAY_BE_ZERO else 1) <= value < SIZE_MAX:
             raise ConfigError(
@@ -185,7 +242,7 @@ def _checked(layer: Layer) -> Layer:
 
 
 def _latent(text: Config, index: int) -> Mla | SparseMla:
-    rank, rope = _need(text, "kv_lora_rank"), int(text.get("qk_rope_head_dim", 0))
+    rank, rope = _need(text, "kv_lora_rank"), _count(text, "qk_rope_head_dim")
     if not text.get("index_topk"):
         return Mla(rank, rope)
     pool = int(text.get("index_kpool", 1) or 1)
@@ -205,11 +262,15 @@ def _linear(text: Config) -> Linear:
     kda = text.get("linear_attn_config")
     if kda:
         heads, dim = int(kda["num_heads"]), int(kda["head_dim"])
-        return Linear(3 * heads * dim, int(kda.get("short_conv_kernel_size", 4)), heads, dim, dim)
+        kernel = int(kda.get("short_conv_kernel_size", 4))
+        bounded = kda.get("gate_lower_bound") is not None or str(text.get("model_type")).startswith(
+            "glm5_next"
+        )
+        return Linear(3 * heads * dim, kernel, heads, dim, dim, "kda", "float32", bounded)
     keys, key_dim = _need(text, "linear_num_key_heads"), _need(text, "linear_key_head_dim")
     values, value_dim = _need(text, "linear_num_value_heads"), _need(text, "linear_value_head_dim")
-    channels = 2 * keys * key_dim + values * value_dim
-    return Linear(channels, int(text.get("linear_conv_kernel_dim", 4)), values, value_dim, key_dim)
+    channels, kernel = 2 * keys * key_dim + values * value_dim, _count(text, "linear_conv_kernel_dim", 4)
+    return Linear(channels, kernel, values, value_dim, key_dim, "delta net", "bfloat16", False)
 
 
 def _need(text: Config, key: str) -> int:

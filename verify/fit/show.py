@@ -60,13 +60,11 @@ def _fork_json(answer: Answer, fork: ForkPlan) -> dict[str, Any]:
     }
 
 
-def as_text(answer: Answer, rungs: Sequence[Rung], fork: ForkPlan | None, faults: int) -> Iterator[str]:
+def as_text(answer: Answer, rungs: Sequence[Rung], fork: ForkPlan | None) -> Iterator[str]:
     """The answer first, then memory, cache and ladder."""
     preset, plan = answer.preset, answer.plan
     yield f"{preset.name}: {answer.verdict}"
     yield from (f"  {reason}" for reason in answer.reasons)
-    if faults:
-        yield f"  the checkpoint's files hold {faults:,} errors (shardmill verify integrity): sizes may be wrong"
     yield ""
     yield f"One rank of {preset.tensor_parallel}, {answer.card.name}, GiB (low to high):"
     for name, low, high, standing in steps(answer):

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from shardmill.verify.formats.declared import Declaration
-from shardmill.verify.formats.schemes import GROUP, Linear, implied_block
+from shardmill.verify.formats.linear import GROUP, Linear, grid_of, implied_block
 from shardmill.verify.reading.manifest import Manifest
 
 Block = tuple[int, int]
-WHOLE = ("fp8-tensor", "fp8-channel")  # by their shapes: one scale, or one a row
+WHOLE = (
+    "fp8-tensor",
+    "fp8-channel",
+    "fp8-parts",
+    "comfy-fp8",
+    "mistral-fp8",
+    "int8",
+)  # no block ends in a row
+ONE_SCALE = ("fp8-tensor", "fp8-parts", "comfy-fp8", "mistral-fp8")
 
 
 def block_of(linear: Linear, declared: Declaration | None, manifest: Manifest | None = None) -> Block:
@@ -24,15 +32,37 @@ def _block_of(linear: Linear, declared: Declaration | None, manifest: Manifest |
         return 1, GROUP[linear.kind]
     if manifest is not None and linear.weight is not None and linear.weight.name in manifest.conversions:
         return manifest.conversions[linear.weight.name].block
-    if grid is None or linear.kind == "comfy-fp8":
+    if grid is None or linear.kind in ONE_SCALE:
         return rows, cols
+    if linear.kind == "fp8-channel":
+        return 1, cols
+    if linear.kind in ("gptq", "awq"):  # stored [inputs, outputs]: a group is of rows
+        return implied_block(rows, grid.shape[0] if grid.shape else 1), 1
+    if linear.kind in ("int8", "int-pack"):
+        groups = grid.shape[-1] if len(grid.shape) == len(shape) else 1
+        return (1 if len(grid.shape) else rows), -(-cols // max(groups, 1))
     said = said_block(linear, declared)
     if said is not None:
         return said
-    if linear.kind in WHOLE:
-        return (rows if linear.kind == "fp8-tensor" else 1), cols
+    if len(grid.shape) < 2:
+        return rows, cols
     blocks = (grid.shape[0], grid.shape[2]) if linear.kind == "fp8-pbwo" else grid.shape[-2:]
     return implied_block(rows, blocks[0]), implied_block(cols, blocks[1])
+
+
+def fitting_block(linear: Linear, declared: Declaration | None, manifest: Manifest | None = None) -> Block:
+    """`block_of`, or where that does not give the scales' shape, the block that does: for decoding what is there."""
+    block, grid, shape = block_of(linear, declared, manifest), linear.grid, linear.shape
+    if (
+        grid is None
+        or len(grid.shape) != len(shape)
+        or len(shape) < 2
+        or linear.kind not in ("fp8-block", "fp8-grid")
+    ):
+        return block
+    if grid_of(shape, block) == grid.shape:
+        return block
+    return implied_block(shape[-2], grid.shape[-2]) or 1, implied_block(shape[-1], grid.shape[-1]) or 1
 
 
 def said_block(linear: Linear, declared: Declaration | None) -> Block | None:

@@ -71,6 +71,8 @@ class Declaration:
     static_inputs: bool  # the loader reads an input scale for every quantized module
     weight_only: bool  # the config says that activations are not quantized
     excludes: Excludes
+    bits: int | None = None  # of a weight's code, where one number holds for all
+    group: int | None = None  # columns that share a scale, likewise; -1 = a whole row
 
 
 def declaration(quantization: Mapping[str, Any]) -> tuple[Declaration, list[Finding]]:
@@ -91,6 +93,8 @@ def declaration(quantization: Mapping[str, Any]) -> tuple[Declaration, list[Find
         _static(method, algo, quantization, inputs) and not weight_only,
         weight_only,
         excludes,
+        _number(quantization, groups, "num_bits", "bits"),
+        _number(quantization, groups, "group_size", "group_size"),
     )
     return declared, findings + bad
 
@@ -144,7 +148,10 @@ def _kinds(
     method: str, algo: str, quantization: Mapping[str, Any], groups: list[Mapping[str, Any]]
 ) -> tuple[str, ...]:
     if method == "fp8":
-        return ("fp8-block",) if quantization.get("weight_block_size") else ("fp8-tensor", "fp8-channel")
+        # DeepSeek-V4's experts are FP4 under this declaration; nothing in it says so.
+        return (
+            ("fp8-block", "mxfp4") if quantization.get("weight_block_size") else ("fp8-tensor", "fp8-channel")
+        )
     if method == "compressed-tensors":
         kinds: list[str] = []
         for group in groups:
@@ -167,6 +174,15 @@ def _block(quantization: Mapping[str, Any], groups: list[Mapping[str, Any]]) -> 
         ):
             return value[0], value[1]
     return None
+
+
+def _number(
+    quantization: Mapping[str, Any], groups: list[Mapping[str, Any]], of_group: str, key: str
+) -> int | None:
+    """A whole number that every group's weights give alike, or that the config gives at its top."""
+    found = {_weights(group).get(of_group) for group in groups} or {quantization.get(key)}
+    value = found.pop() if len(found) == 1 else None
+    return value if type(value) is int and -1 <= value < 1 << 31 else None
 
 
 def _static(method: str, algo: str, quantization: Mapping[str, Any], inputs: list[Any]) -> bool:

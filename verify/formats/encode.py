@@ -3,6 +3,9 @@
 amax/1     scale = amax / 448 in f32 (IEEE division; 1.0 for a block of zeros); code = the E4M3 value nearest to the
            f32 quotient w / scale clipped to +-448, ties to the even code; the sign of zero is kept.
 ue8m0/1    scale = the smallest power of two >= amax / 448 and >= 2^-127; codes with that scale.
+mse/1      of amax / 448 times 1, 9/8 ... 15/8 (f32 products) the scale with the least squared error, the smaller of
+           equals; codes with it. An error is the sum, over the block, of (quotient - value of its code)^2 in whole
+           units of 2^-30, times the scale's square in f64. Blocks of zeros or of a scale below 2^-116 are amax/1's.
 recover/1  a scale and codes that decode (f32 product, rounded to BF16) to the block bit for bit, or else amax/1.
 """
 
@@ -20,22 +23,41 @@ F32: TypeAlias = NDArray[np.float32]
 U8: TypeAlias = NDArray[np.uint8]
 
 MAX = np.float32(448)
-RECIPES = ("amax/1", "ue8m0/1", "recover/1")
+RECIPES = ("amax/1", "ue8m0/1", "recover/1", "mse/1")
+SMALLEST_F32 = np.float32(2.0**-149)  # no scale of a block that is not all zeros is zero
+_SEARCHED_FROM = np.float32(2.0**-116)
+_OCTAVE = 8  # scales that mse/1 tries
 
 _MAGNITUDES = E4M3_VALUES[:0x7F].astype(np.float64)  # of the codes 0x00 to 0x7E, ascending
 _MIDDLES = (_MAGNITUDES[1:] + _MAGNITUDES[:-1]) / 2  # exact: E4M3 has 4 significant bits, f64 has 53
 
 
 def encode_block(block: F32, recipe: str) -> tuple[np.float32, U8]:
-    """(scale, codes of the block's shape) of a finite block by amax/1 or ue8m0/1."""
+    """(scale, codes of the block's shape) of a finite block by amax/1, ue8m0/1 or mse/1."""
     amax = np.abs(block).max()
     if amax == 0:
         scale = np.float32(1)
     elif recipe == "ue8m0/1":
         scale = _power_of_two(amax)
     else:
-        scale = _divided(amax, MAX)
+        scale = max(_divided(amax, MAX), SMALLEST_F32)
+        if recipe == "mse/1" and scale >= _SEARCHED_FROM:
+            scale = _least_error(block, scale)
     return scale, nearest(_quotients(block, scale))
+
+
+def _least_error(block: F32, plain: np.float32) -> np.float32:
+    """The scale of mse/1, `plain` being amax / 448."""
+    best, least = plain, np.inf
+    for step in range(_OCTAVE):
+        trial = plain * np.float32(1 + step / _OCTAVE)
+        quotients = _quotients(block, trial)
+        values = np.copysign(_MAGNITUDES[nearest(quotients) & 0x7F], quotients)
+        units = int(np.rint((quotients - values) ** 2 * 2.0**30).astype(np.int64).sum())
+        error = float(units) * float(trial) ** 2
+        if error < least:
+            best, least = trial, error
+    return best
 
 
 def _divided(a: Any, b: Any) -> np.float32:

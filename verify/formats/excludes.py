@@ -20,6 +20,8 @@ PATTERNS_MAX = 50_000
 GLOBS_MAX = 2_000  # of these, globs and expressions: each is compiled
 REGEX_CHARS_MAX = 256
 NAME_CHARS_MAX = 512
+STEPS_OF_A_UNIT = 500
+COST_MAX = 6_000  # of one match: an expression of three repeats meets names of up to 144 letters
 WORK_MAX = 5_000_000  # names against patterns; a list that costs more is not judged to its end
 
 # A stranger's regular expression can take exponential time: no quantified group, no back-reference, few repeats.
@@ -35,10 +37,15 @@ class Pattern:
 
     text: str
     regex: re.Pattern[str] | None  # None: a plain name, which matches itself, its children and as a substring
+    repeats: int = 0  # of an expression; each may try every place of a name
+
+    def cost(self, name: str) -> int:
+        """In units of a plain match: an expression of k repeats may take len(name)^k steps."""
+        return max(1, len(name) ** self.repeats // STEPS_OF_A_UNIT) if self.repeats > 1 else 1
 
     def matches(self, name: str) -> bool:
         if self.regex is not None:
-            return self.regex.match(name) is not None
+            return self.cost(name) <= COST_MAX and self.regex.match(name) is not None
         return self.text in name
 
 
@@ -70,7 +77,7 @@ class Excludes:
             for item in value[:PATTERNS_MAX]:
                 if _is_pattern(item) and item not in read:
                     continue
-                pattern = _pattern(item)
+                pattern = pattern_of(item)
                 if pattern is None:
                     findings.append(
                         Finding("exclude-pattern", "config.json", item, "a pattern that can be judged")
@@ -105,9 +112,9 @@ def _matcher(patterns: Iterable[Pattern]) -> Callable[[str], bool]:
         if names and not names.isdisjoint(_self_and_parents(module)):
             return True
         shape = _DIGITS.sub("0", module)
-        work[0] -= len(exact)
+        work[0] -= sum(pattern.cost(module) for pattern in exact)
         if shape not in by_shape:
-            work[0] -= len(loose)
+            work[0] -= sum(pattern.cost(shape) for pattern in loose)
             by_shape[shape] = any(pattern.matches(shape) for pattern in loose)
         return by_shape[shape] or any(pattern.matches(module) for pattern in exact)
 
@@ -116,7 +123,7 @@ def _matcher(patterns: Iterable[Pattern]) -> Callable[[str], bool]:
 
 def _self_and_parents(module: str) -> Iterator[str]:
     yield module
-    while "." in module:
+    while "." in module and len(module) <= NAME_CHARS_MAX:
         module = module.rpartition(".")[0]
         yield module
 
@@ -125,13 +132,20 @@ def _is_pattern(text: str) -> bool:
     return text.startswith("re:") or not set("*?[").isdisjoint(text)
 
 
-def _pattern(text: str) -> Pattern | None:
+def pattern_of(text: str) -> Pattern | None:
     if not text.startswith("re:"):
         return Pattern(text, re.compile(translate(text)) if _is_pattern(text) else None)
     source = text.removeprefix("re:")
     if len(source) > REGEX_CHARS_MAX or _UNSAFE.search(source) or len(_REPEAT.findall(source)) > _REPEATS_MAX:
         return None
     try:
-        return Pattern(text, re.compile(source))
+        return Pattern(text, re.compile(source), len(_REPEAT.findall(source)))
     except (re.error, RecursionError, OverflowError):
         return None
+
+
+def safe_regex(source: str, whole: str | None = None) -> re.Pattern[str] | None:
+    """`whole`, or `source`, compiled; None where `source` is malformed or could take exponential time."""
+    if pattern_of(f"re:{source}") is None:
+        return None
+    return re.compile(whole or source)

@@ -15,26 +15,19 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shardmill.kernels.formats import E2M1_VALUES, E4M3_VALUES
-from shardmill.verify.formats.blocks import Block
-from shardmill.verify.formats.schemes import FLOATS, PACKED, SECOND, Linear
+from shardmill.kernels.formats import E4M3_VALUES
+from shardmill.verify.formats.blocks import Block, fitting_block
+from shardmill.verify.formats.declared import Declaration
+from shardmill.verify.formats.forms.codes import e5m2
+from shardmill.verify.formats.linear import EXPONENTS, FLOATS, Linear, bits_of, ones
+from shardmill.verify.formats.table import FORMS
 from shardmill.verify.reading.header import DTYPE_BITS, Tensor
+from shardmill.verify.reading.manifest import Manifest
 from shardmill.verify.reading.source import Reader, Source
 
 F32: TypeAlias = NDArray[np.float32]
 COLUMNS_MAX = 1 << 22  # a row is the least that is held
 STRIP_ELEMENTS = 1 << 17  # so that the arrays of a strip stay in the cache
-
-DECODABLE = (
-    "fp8-block",
-    "fp8-tensor",
-    "fp8-channel",
-    "fp8-grid",
-    "fp8-pbwo",
-    "comfy-fp8",
-    "nvfp4",
-    "ct-nvfp4",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +37,21 @@ class Matrix:
     tensor: Tensor
     linear: Linear | None = None
     block: Block = (1, 1)
+    bits: int = 0  # of an integer code in words, where the config says it
 
     @property
     def shape(self) -> tuple[int, int]:
         shape = self.linear.shape if self.linear is not None else self.tensor.shape
+        if self.linear is not None and self.linear.kind == "int-pack" and shape:
+            shape = (*shape[:-1], shape[-1] * 4 // self.word_bits)
         return prod(shape[:-1]), shape[-1] if shape else 1
+
+    @property
+    def word_bits(self) -> int:
+        """Bits of a code in I32 words; 4 unless the config or the shapes say more."""
+        if self.linear is not None and self.linear.kind in ("gptq", "awq"):
+            return bits_of(self.linear)
+        return self.bits or 4
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -56,14 +59,30 @@ class Matrix:
         return [self.tensor, *(self.linear.scales.values() if self.linear is not None else ())]
 
 
+def matrix_of(linear: Linear, declared: Declaration | None, manifest: Manifest | None = None) -> Matrix:
+    """A quantized weight with the block and the bits that the checkpoint says or shows."""
+    assert linear.weight is not None
+    bits = declared.bits if declared is not None and declared.bits in (4, 8) else 0
+    matrix = Matrix(linear.weight, linear, (1, 1), bits)
+    block = fitting_block(linear, declared, manifest)
+    if linear.kind == "int-pack" and bits == 8:
+        block = (block[0], max(block[1] // 2, 1))
+    return Matrix(linear.weight, linear, block, bits) if block != matrix.block else matrix
+
+
 def can_decode(linear: Linear) -> bool:
-    """Whether this module knows the format, and its scales are complete and of the right shape."""
-    if linear.kind not in DECODABLE or linear.weight is None or linear.weight.dtype == "F8_E5M2":
+    """Whether this module knows the format [..., rows, columns], and its scales are complete and of the right shape."""
+    form, grid = FORMS.get(linear.kind), linear.grid
+    if form is None or form.unpack is None or linear.weight is None or grid is None:
         return False
-    needed = SECOND.get(linear.kind)
-    if linear.grid is None or (needed is not None and needed not in linear.scales):
+    if any(leaf not in linear.scales for leaf in form.needs[1:]) or form.grid(linear, grid):
         return False
-    return len(linear.shape) >= 2 and 0 < linear.shape[-1] <= COLUMNS_MAX
+    if linear.kind == "int-pack" and not linear.extras.keys() <= {"weight_shape"}:
+        return False
+    others = [linear.scales[leaf] for leaf in form.needs[1:]]
+    if grid.dtype not in form.scale_dtypes or not all(o.dtype == "F32" and ones(o.shape) for o in others):
+        return False
+    return len(linear.shape) >= 2 and 0 < linear.shape[-1] <= COLUMNS_MAX and linear.shape[-2] > 0
 
 
 class OpenFiles:
@@ -130,14 +149,19 @@ def rounded_as(tensor: Tensor, values: F32) -> F32:
 
 def decoded(matrix: Matrix, opened: OpenFiles, first: int, last: int) -> tuple[F32, NDArray[np.uint8]]:
     """(values, codes) of rows [first, last); codes one a byte."""
-    assert matrix.linear is not None
-    raw = opened.rows(matrix.tensor, first, last)
+    linear = matrix.linear
+    assert linear is not None
+    unpack = e5m2 if matrix.tensor.dtype == "F8_E5M2" else FORMS[linear.kind].unpack
+    assert unpack is not None
+    raw = opened.bytes(matrix.tensor, first * _row_bytes(matrix), last * _row_bytes(matrix))
     with np.errstate(all="ignore"):  # a faulty scale may be anything; other questions say so
-        if matrix.linear.kind in PACKED:
-            codes = np.empty((last - first, 2 * raw.shape[1]), np.uint8)
-            codes[:, 0::2], codes[:, 1::2] = raw & 0xF, raw >> 4  # the even element lies in the low nibble
-            return E2M1_VALUES[codes] * _expanded(matrix, opened, first, last), codes
-        return E4M3_VALUES[raw] * _expanded(matrix, opened, first, last), raw
+        values, codes = unpack(raw.reshape(last - first, -1), matrix.word_bits)
+        return values * _expanded(matrix, opened, first, last), codes
+
+
+def _row_bytes(matrix: Matrix) -> int:
+    rows = matrix.shape[0]
+    return matrix.tensor.bytes // max(rows, 1)
 
 
 def _expanded(matrix: Matrix, opened: OpenFiles, first: int, last: int) -> F32:
@@ -145,31 +169,55 @@ def _expanded(matrix: Matrix, opened: OpenFiles, first: int, last: int) -> F32:
     linear = matrix.linear
     assert linear is not None
     assert linear.grid is not None
-    grid, (rows, cols) = linear.grid, matrix.block
-    if grid.bytes * 8 == DTYPE_BITS[grid.dtype]:
-        return _scalar(grid, opened)
-    columns = prod(grid.shape[1:]) if linear.kind == "fp8-pbwo" else grid.shape[-1]
-    if linear.kind == "fp8-channel":
-        columns = 1
-    row_bytes = columns * DTYPE_BITS[grid.dtype] // 8
-    begin, end = first // rows, -(-last // rows)
-    raw = opened.bytes(grid, begin * row_bytes, end * row_bytes).reshape(end - begin, row_bytes)
-    scales = E4M3_VALUES[raw] if grid.dtype == "F8_E4M3" else _float_scales(grid, raw)
-    if linear.kind == "nvfp4":
-        scales = scales * _scalar(linear.scales["weight_scale_2"], opened)
-    elif linear.kind == "ct-nvfp4":
-        scales = scales / _scalar(linear.scales["weight_global_scale"], opened)
-    tall = scales[np.arange(first, last) // rows - begin]
+    grid, cols = linear.grid, matrix.block[1]
+    if ones(grid.shape):
+        return _seconded(linear, scalar(grid, opened), opened)
+    places, columns = _scale_rows(matrix, grid, first, last)
+    width = columns * DTYPE_BITS[grid.dtype] // 8
+    begin, end = int(places[0]), int(places[-1]) + 1
+    raw = opened.bytes(grid, begin * width, end * width).reshape(end - begin, width)
+    scales = _seconded(linear, scale_values(grid, raw), opened)
+    tall = scales[places - begin]
     return tall if columns == 1 else np.repeat(tall, cols, axis=1)[:, : matrix.shape[1]]
 
 
-def _float_scales(tensor: Tensor, raw: NDArray[np.uint8]) -> F32:
-    if tensor.dtype in ("F8_E8M0", "U8"):
+def _scale_rows(matrix: Matrix, grid: Tensor, first: int, last: int) -> tuple[NDArray[np.int64], int]:
+    """(the row of the grid that each row of the matrix takes, the grid's columns), the grid as a matrix too."""
+    linear = matrix.linear
+    assert linear is not None
+    high = linear.shape[-2]  # of one matrix of a bank
+    banks = max(matrix.shape[0] // max(high, 1), 1)
+    if (linear.kind in ("fp8-channel", "int8") and prod(grid.shape) == matrix.shape[0]) or linear.kind in (
+        "fp8-tensor",
+        "comfy-fp8",
+        "mistral-fp8",
+    ):
+        columns = 1
+    else:
+        columns = grid.shape[2] if linear.kind == "fp8-pbwo" else grid.shape[-1]
+    rows = np.arange(first, last)
+    of_a_bank = prod(grid.shape) // max(columns, 1) // banks
+    return rows // high * of_a_bank + rows % high // matrix.block[0], columns
+
+
+def _seconded(linear: Linear, scales: F32, opened: OpenFiles) -> F32:
+    """Block scales times the scale of scales, or divided by it."""
+    if linear.kind == "nvfp4":
+        return scales * scalar(linear.scales["weight_scale_2"], opened)
+    if linear.kind == "ct-nvfp4":
+        return scales / scalar(linear.scales["weight_global_scale"], opened)
+    return scales
+
+
+def scale_values(tensor: Tensor, raw: NDArray[np.uint8]) -> F32:
+    """Bytes of scales as f32, whatever dtype they have."""
+    if tensor.dtype == "F8_E4M3":
+        return E4M3_VALUES[raw]
+    if tensor.dtype in EXPONENTS:
         exponents: F32 = raw.astype(np.float32) - np.float32(127)
         return np.asarray(np.exp2(exponents), np.float32)
     return floats(tensor, raw)
 
 
-def _scalar(tensor: Tensor, opened: OpenFiles) -> F32:
-    raw = opened.bytes(tensor, 0, tensor.bytes)
-    return _float_scales(tensor, raw)[:1]
+def scalar(tensor: Tensor, opened: OpenFiles) -> F32:
+    return scale_values(tensor, opened.bytes(tensor, 0, tensor.bytes))[:1]

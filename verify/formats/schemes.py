@@ -1,77 +1,61 @@
-"""How weights are quantized in the field: which tensors belong together, by name, dtype and shape alone.
+"""Which tensors belong together, and which number format they are: by names, dtypes and shapes alone.
 
-| kind | weight | scales | value of a code |
-|---|---|---|---|
-| fp8-block | F8_E4M3 [R,C] `weight` | `weight_scale_inv` [ceil(R/r), ceil(C/c)] | code * scale |
-| fp8-tensor, -channel, -grid, -pbwo | F8_E4M3 `weight` | `weight_scale` [] / [R,1] / 2-D / [b,1,b,1] | code * scale |
-| mxfp8 | F8_E4M3 `weight` | `weight_scale` U8 or F8_E8M0 [R,C/32] | code * 2^(scale-127) |
-| nvfp4 | U8 [R,C/2] `weight` | `weight_scale` F8_E4M3 [R,C/16], `weight_scale_2` F32 [] | code * scale * scale_2 |
-| mxfp4 | U8 [R,C/2] `weight_packed` | `weight_scale` U8 or F8_E8M0 [R,C/32] | code * 2^(scale-127) |
-| ct-nvfp4 | U8 [R,C/2] `weight_packed` | `weight_scale` F8_E4M3, `weight_global_scale` | code * scale / global |
-| comfy-fp8 | F8_E4M3 `weight` | `scale_weight` F32 [] | code * scale |
-
-`weight_scale_inv` is DeepSeek's historical name: the number multiplies. `weight_global_scale` truly divides.
+The formats are in `verify.formats.forms`, a file each. A name decides last: `weight_scale_inv` of one number is a scale
+per tensor, whatever its maker calls it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
+from shardmill.verify.formats.forms.gptq import extra_faults
+from shardmill.verify.formats.forms.whole_fp8 import PARTS_MAX
+from shardmill.verify.formats.fused import kind_of
+from shardmill.verify.formats.linear import (
+    EXPONENTS,
+    EXTRAS,
+    FLOATS,
+    GRIDS,
+    GROUP,
+    INPUT_SCALES,
+    PACKED,
+    SCALE_DTYPES,
+    SECOND,
+    Form,
+    Linear,
+    Shape,
+    bits_of,
+    grid_of,
+    implied_block,
+    is_grid,
+    ones,
+)
+from shardmill.verify.formats.table import FORMS
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.rules.findings import Finding
 
-# The leaf of a scale's name -> dtypes in which a loader reads it.
-FLOATS = ("F32", "BF16", "F16")
-SCALE_DTYPES: Mapping[str, tuple[str, ...]] = {
-    "weight_scale_inv": ("F32", "BF16", "F16", "F8_E8M0"),
-    "weight_scale": ("F32", "BF16", "F16", "F8_E4M3", "F8_E8M0", "U8"),
-    "weight_scale_2": ("F32",),
-    "weight_global_scale": ("F32",),
-    "scale_weight": FLOATS,
-    "input_scale": FLOATS,
-    "input_global_scale": ("F32",),
-    "scale_input": FLOATS,
-}
-INPUT_SCALES = ("input_scale", "input_global_scale", "scale_input")
-CODE_DTYPES = ("F8_E4M3", "F8_E5M2", "U8")
+__all__ = [
+    "FLOATS", "GROUP", "INPUT_SCALES", "PACKED", "SCALE_DTYPES", "SECOND", "Linear", "bits_of", "grid_of",
+    "implied_block", "is_grid",
+]  # fmt: skip
+
+CODE_DTYPES = ("F8_E4M3", "F8_E5M2", "U8", "I8")
 WEIGHTS = ("weight", "weight_packed")
-PACKED = ("nvfp4", "ct-nvfp4", "mxfp4")  # two codes a byte
-SECOND = {"nvfp4": "weight_scale_2", "ct-nvfp4": "weight_global_scale"}  # the scale of the block scales
-GROUP = {"nvfp4": 16, "ct-nvfp4": 16, "mxfp4": 32, "mxfp8": 32}
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """A quantized module: its weight (None if it is lost) and its scales by the leaf of their names."""
-
-    module: str
-    kind: str  # see the table above; "bare" = codes without a scale, "orphan" = scales without codes, "other"
-    weight: Tensor | None
-    scales: Mapping[str, Tensor]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the weight decoded."""
-        if self.weight is None:
-            return ()
-        shape = self.weight.shape
-        return (*shape[:-1], shape[-1] * 2) if self.kind in PACKED and shape else shape
-
-    @property
-    def grid(self) -> Tensor | None:
-        """The scale that has one entry a block."""
-        for leaf in ("weight_scale_inv", "weight_scale", "scale_weight"):
-            if leaf in self.scales:
-                return self.scales[leaf]
-        return None
+_WITH_A_SCALE = ("U8", "I8", "I32")
+_ALONE = ("F8_E4M3", "F8_E5M2")  # codes even without a scale
+_FUSED = {"_scale_inv": "weight_scale_inv", "_blocks": "_blocks", "_scales": "_scales"}
+_PARTS = frozenset((*SCALE_DTYPES, *EXTRAS, "qweight", "_blocks"))
+_COMMON = frozenset(("scale", "scales", *EXTRAS, "_scales", "_blocks"))  # words that others use too
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """(module, leaf): `a.b.weight_scale` -> (`a.b`, `weight_scale`); a fused `a.gate_up_proj_scale_inv` too."""
+    """(module, leaf): `a.b.weight_scale` -> (`a.b`, `weight_scale`); a fused `a.gate_up_proj_blocks` too."""
     module, _, leaf = name.rpartition(".")
-    if leaf.endswith("_scale_inv") and leaf != "weight_scale_inv":
-        return f"{module}.{leaf.removesuffix('_scale_inv')}", "weight_scale_inv"
+    if leaf in SCALE_DTYPES:
+        return module, leaf
+    for ending, meaning in _FUSED.items():
+        if leaf.endswith(ending) and leaf != ending:
+            return f"{module}.{leaf.removesuffix(ending)}", meaning
     return module, leaf
 
 
@@ -81,52 +65,119 @@ def is_scale(name: str) -> bool:
 
 def quantized(tensors: Mapping[str, Tensor]) -> dict[str, Linear]:
     """Module -> Linear, of every module that has codes or a scale, in the order of names."""
-    scales: dict[str, dict[str, Tensor]] = {}
-    modules: dict[str, None] = {}
+    parts: dict[str, dict[str, Tensor]] = {}
+    unscaled: list[str] = []
     for name, tensor in tensors.items():
         module, leaf = split_name(name)
-        if leaf in SCALE_DTYPES:
-            scales.setdefault(module, {})[leaf] = tensor
-            modules.setdefault(module)
-        elif leaf in WEIGHTS and tensor.dtype in ("F8_E4M3", "F8_E5M2"):
-            modules.setdefault(module)
-    return {module: _linear(module, tensors, scales.get(module, {})) for module in sorted(modules)}
+        if leaf in _PARTS:
+            if leaf not in _COMMON or _beside_codes(module, leaf, tensor, tensors):
+                parts.setdefault(module, {})[leaf] = tensor
+        elif leaf in WEIGHTS and tensor.dtype in _ALONE:
+            parts.setdefault(module, {})
+        elif leaf in WEIGHTS and tensor.dtype in _WITH_A_SCALE:
+            unscaled.append(module)
+    _take_bare(parts, unscaled)
+    return {module: _linear(module, tensors, parts[module]) for module in sorted(parts)}
 
 
-def _linear(module: str, tensors: Mapping[str, Tensor], scales: Mapping[str, Tensor]) -> Linear:
-    candidates = (f"{module}.weight_packed", f"{module}.weight", module)
-    weight = next((tensors[name] for name in candidates if name in tensors), None)
-    if weight is None and f"{module}.qweight" in tensors:
-        weight = tensors[f"{module}.qweight"]
-    if weight is None or weight.dtype in FLOATS:
-        return Linear(module, "orphan", None, scales)
-    if weight.dtype not in CODE_DTYPES:
-        return Linear(module, "other", weight, scales)
-    return Linear(module, _kind(weight, scales), weight, scales)
+def _take_bare(parts: dict[str, dict[str, Tensor]], unscaled: list[str]) -> None:
+    """Integers without a scale are codes where a sibling's have one; other tools name scales in ways of their own."""
+    lacking = [module for module in unscaled if module not in parts]
+    kinds = {kind_of(module) for module in parts} if lacking else set()
+    for module in lacking:
+        if kind_of(module) in kinds:
+            parts[module] = {}
+
+
+def _beside_codes(module: str, leaf: str, tensor: Tensor, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether a tensor of a common name belongs to codes: `scale` is a norm's weight in other places."""
+    if leaf == "_blocks":
+        return tensor.dtype == "U8"
+    if leaf == "_scales":
+        return tensor.dtype == "U8" or f"{module}_blocks" in tensors
+    if leaf == "scale":
+        weight = tensors.get(f"{module}.weight")
+        return tensor.dtype == "F8_E8M0" or (weight is not None and weight.dtype in CODE_DTYPES)
+    return f"{module}.qweight" in tensors or f"{module}.weight_packed" in tensors
+
+
+def _linear(module: str, tensors: Mapping[str, Tensor], parts: Mapping[str, Tensor]) -> Linear:
+    scales = {leaf: tensor for leaf, tensor in parts.items() if leaf in SCALE_DTYPES}
+    extras = {leaf: tensor for leaf, tensor in parts.items() if leaf in EXTRAS}
+    names = (f"{module}.weight_packed", f"{module}.weight", f"{module}.qweight", f"{module}_blocks", module)
+    weight = next((tensors[name] for name in names if name in tensors), None)
+    if weight is None or (weight.dtype in FLOATS and f"{module}.qweight" not in tensors):
+        return Linear(module, "orphan", None, scales, extras)
+    return Linear(module, _kind(weight, scales), weight, scales, extras)
 
 
 def _kind(weight: Tensor, scales: Mapping[str, Tensor]) -> str:
+    if weight.name.endswith(".qweight"):
+        return _words_kind(weight, scales.get("scales"))
+    if weight.name.endswith("_blocks"):
+        return "gpt-oss"
+    grid = next((scales[leaf] for leaf in ("weight_scale", "scale") if leaf in scales), None)
+    if weight.dtype == "I32" and weight.name.endswith(".weight_packed"):
+        return "int-pack"
     if weight.dtype == "U8":
-        if "weight_scale" in scales and scales["weight_scale"].dtype in ("U8", "F8_E8M0"):
+        if grid is not None and grid.dtype in EXPONENTS and not set(SECOND.values()) & scales.keys():
             return "mxfp4"
-        if "weight_global_scale" in scales or weight.name.endswith("weight_packed"):
-            return "ct-nvfp4"
-        return "nvfp4"
-    if "weight_scale_inv" in scales:
-        return "fp8-block"
-    if "scale_weight" in scales:
-        return "comfy-fp8"
-    if "weight_scale" not in scales:
+        packed = weight.name.endswith("weight_packed")
+        return "ct-nvfp4" if packed or "weight_global_scale" in scales else "nvfp4"
+    if weight.dtype == "I8":
+        return "bare" if grid is None else "mxfp4" if grid.dtype in EXPONENTS else "int8"
+    if weight.dtype in _ALONE:
+        return _fp8_kind(weight, scales)
+    return "other"
+
+
+def _words_kind(weight: Tensor, scale: Tensor | None) -> str:
+    """GPTQ packs inputs, so that its columns are the outputs, as the scales' are; AWQ packs outputs."""
+    if scale is None or len(scale.shape) != 2 or len(weight.shape) != 2:
+        return "gptq"
+    return "gptq" if weight.shape[1] == scale.shape[1] else "awq"
+
+
+def _fp8_kind(weight: Tensor, scales: Mapping[str, Tensor]) -> str:
+    for own, kind in (("scale_weight", "comfy-fp8"), ("qscale_weight", "mistral-fp8")):
+        if own in scales:
+            return kind
+    leaf = next((leaf for leaf in GRIDS if leaf in scales), None)
+    if leaf is None:
         return "bare"
-    scale = scales["weight_scale"]
-    if scale.dtype in ("U8", "F8_E8M0"):
+    scale, plain = scales[leaf], leaf == "weight_scale"
+    shape, grid = weight.shape, scale.shape
+    if scale.dtype in EXPONENTS and (plain or leaf == "scale") and _by_group_of_32(shape, grid, plain):
         return "mxfp8"
-    if len(scale.shape) == 4 and len(weight.shape) == 2:
+    if plain and len(grid) == 4 and len(shape) == 2:
         return "fp8-pbwo"
-    if all(dim == 1 for dim in scale.shape):
-        return "fp8-tensor"
-    per_row = weight.shape[:-1]
-    return "fp8-channel" if scale.shape in (per_row, (*per_row, 1)) else "fp8-grid"
+    if ones(grid):
+        return "fp8-tensor" if plain or len(grid) < 2 or max(shape, default=0) > 128 else "fp8-block"
+    if grid in (shape[:-1], (*shape[:-1], 1)) and (plain or shape[-1] > 128):
+        return "fp8-channel"
+    if plain and len(grid) == 1 and len(shape) == 2 and grid[0] <= PARTS_MAX:
+        return "fp8-parts"
+    return "fp8-grid" if plain else "fp8-block"
+
+
+def _by_group_of_32(shape: Shape, grid: Shape, plain: bool) -> bool:
+    """Powers of two beside E4M3 are MXFP8's, but where they are a grid of blocks that are more than a row high."""
+    if grid == (*shape[:-1], -(-shape[-1] // 32)) if shape else False:
+        return True
+    return plain and not (len(shape) == len(grid) == 2 and 1 < grid[0] < shape[0] and is_grid(shape, grid))
+
+
+def also(linear: Linear) -> frozenset[str]:
+    """The kinds that a module's tensors may be read as: one scale is a tensor's, a row's or a grid of one block."""
+    grid = linear.grid
+    kinds = {linear.kind}
+    if grid is not None and linear.kind in ("fp8-tensor", "fp8-channel", "fp8-grid", "fp8-block"):
+        shape = linear.shape
+        if ones(grid.shape):
+            kinds |= {"fp8-tensor"}
+        if grid.shape == (*shape[:-1], 1) and shape[-1] <= 128:
+            kinds |= {"fp8-channel"}
+    return frozenset(kinds)
 
 
 def pair_faults(linears: Iterable[Linear]) -> Iterator[Finding]:
@@ -139,75 +190,40 @@ def pair_faults(linears: Iterable[Linear]) -> Iterator[Finding]:
         if linear.kind == "other":
             continue
         assert linear.weight is not None
-        second = SECOND.get(linear.kind)
-        if linear.grid is None or (second is not None and second not in linear.scales):
-            yield _bare(linear)
-        yield from _dtype_faults(linear)
-        yield from _grid_faults(linear, linear.weight)
+        form = FORMS.get(linear.kind)
+        if linear.grid is None or (form is not None and any(n not in linear.scales for n in form.needs[1:])):
+            yield _bare(linear, form)
+        yield from _dtype_faults(linear, form)
+        yield from _grid_faults(linear, form)
+        if linear.kind in ("gptq", "awq"):
+            yield from extra_faults(linear)
 
 
-def _bare(linear: Linear) -> Finding:
+def _bare(linear: Linear, form: Form | None) -> Finding:
     assert linear.weight is not None
-    wanted = {"nvfp4": "weight_scale and weight_scale_2", "ct-nvfp4": "weight_scale and weight_global_scale"}
-    expected = f"{linear.module}.{wanted.get(linear.kind, 'weight_scale_inv or weight_scale')}"
+    wanted = " and ".join(form.needs) if form is not None else "weight_scale_inv or weight_scale"
+    joined = f"{linear.module}{wanted}" if wanted.startswith("_") else f"{linear.module}.{wanted}"
     got = ", ".join(sorted(linear.scales)) or "no scale"
-    return Finding("bare-codes", linear.weight.file, linear.weight.name, expected, got)
+    return Finding("bare-codes", linear.weight.file, linear.weight.name, joined, got)
 
 
-def _dtype_faults(linear: Linear) -> Iterator[Finding]:
+def _dtype_faults(linear: Linear, form: Form | None) -> Iterator[Finding]:
+    grid = linear.grid
     for leaf, scale in linear.scales.items():
-        allowed = SCALE_DTYPES[leaf]
-        if leaf == "weight_scale" and linear.kind in ("nvfp4", "ct-nvfp4"):
-            allowed = ("F8_E4M3",)
-        elif leaf == "weight_scale" and linear.kind.startswith("fp8"):
-            allowed = FLOATS
+        allowed = form.scale_dtypes if form is not None and scale is grid else SCALE_DTYPES[leaf]
         if scale.dtype not in allowed:
             yield Finding("scale-dtype", scale.file, scale.name, " or ".join(allowed), scale.dtype)
 
 
-def _grid_faults(linear: Linear, weight: Tensor) -> Iterator[Finding]:
-    for leaf, scale in linear.scales.items():
-        expected = _expected_grid(linear, weight, leaf, scale)
+def _grid_faults(linear: Linear, form: Form | None) -> Iterator[Finding]:
+    grid = linear.grid
+    for scale in linear.scales.values():
+        if form is not None and scale is grid:
+            expected = form.grid(linear, scale)
+        else:
+            leading = linear.shape[:-2]  # banks of experts have one each, or one each of gate and up
+            fits = ones(scale.shape) or scale.shape in (leading, (*leading, 1), (*leading, 2))
+            expected = "" if fits else "one number"
         if expected:
-            yield Finding(
-                "scale-grid", scale.file, scale.name, f"{expected} for {weight}", str(list(scale.shape))
-            )
-
-
-def _expected_grid(linear: Linear, weight: Tensor, leaf: str, scale: Tensor) -> str:
-    """What the scale's shape should be, or "" where it fits."""
-    shape = linear.shape
-    if leaf not in ("weight_scale_inv", "weight_scale"):
-        leading = weight.shape[:-2]  # banks of experts have one global scale each, or one each of gate and up
-        fits = all(dim == 1 for dim in scale.shape) or scale.shape in (leading, (*leading, 1), (*leading, 2))
-        return "" if fits else "one number"
-    if linear.kind in GROUP:
-        grid = (*shape[:-1], -(-shape[-1] // GROUP[linear.kind])) if shape else ()
-        return "" if scale.shape == grid else str(list(grid))
-    if linear.kind == "fp8-pbwo":
-        fits = scale.shape[1] == scale.shape[3] == 1 and _is_grid(shape, (scale.shape[0], scale.shape[2]))
-        return "" if fits else "[row blocks, 1, column blocks, 1]"
-    if linear.kind in ("fp8-block", "fp8-grid"):
-        fits = len(scale.shape) == len(shape) and len(shape) >= 2 and scale.shape[:-2] == shape[:-2]
-        return (
-            "" if fits and _is_grid(shape[-2:], scale.shape[-2:]) else "[ceil(rows / r), ceil(columns / c)]"
-        )
-    return ""
-
-
-def _is_grid(shape: tuple[int, ...], grid: tuple[int, ...]) -> bool:
-    """Whether some block size gives this grid."""
-    return all(implied_block(size, blocks) for size, blocks in zip(shape, grid, strict=True))
-
-
-def implied_block(size: int, blocks: int) -> int:
-    """The smallest block that cuts `size` into `blocks`, or 0 if none does."""
-    if blocks < 1 or size < blocks:
-        return 0
-    block = -(-size // blocks)
-    return block if -(-size // block) == blocks else 0
-
-
-def grid_of(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, ...]:
-    """The scales' shape of a weight [..., R, C] in blocks."""
-    return (*shape[:-2], -(-shape[-2] // block[0]), -(-shape[-1] // block[1]))
+            said = f"{expected} for {linear.weight}"
+            yield Finding("scale-grid", scale.file, scale.name, said, str(list(scale.shape)))

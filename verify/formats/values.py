@@ -1,20 +1,23 @@
 """What the bytes of codes and scales may be, looked at strip by strip.
 
 E4M3 codes: no NaN (0x7F, 0xFF). E5M2 codes: neither NaN nor infinity. Scales in a float dtype: finite and above zero.
-E4M3 block scales: no NaN and no sign; zero is legal there (a zero block). E8M0 scales: no NaN (0xFF).
+E4M3 block scales: no NaN and no sign; zero is legal there (a zero block). E8M0 scales: no NaN (0xFF). GPTQ and
+AWQ scales: finite and not zero. Floats that are no codes: neither NaN nor infinity; masks may be infinite.
 Each row of the table has a quick test that runs at memory speed; only strips that fail it are looked at closely.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardmill.verify.formats.schemes import CODE_DTYPES, SCALE_DTYPES, Linear
+from shardmill.verify.formats.forms.kv_cache import cache_scales
+from shardmill.verify.formats.linear import SCALE_DTYPES, Linear
+from shardmill.verify.formats.schemes import CODE_DTYPES
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.rules.findings import Finding
 
@@ -85,8 +88,64 @@ SCALE_LAWS: Mapping[str, ValueRule] = {
 }
 
 
-def value_rules(linears: Mapping[str, Linear]) -> dict[str, ValueRule]:
-    """Tensor name -> the law of its elements, for the codes and scales of these modules."""
+def _signed_scales(dtype: str, infinity: int, magnitude: int) -> ValueRule:
+    """Of GPTQ and AWQ: AutoRound writes negative ones."""
+    return ValueRule(
+        np.dtype(dtype),
+        lambda bits: bool((bits & magnitude).max() >= infinity or not bits.all()),
+        (
+            ("scale-not-finite", "a finite scale", lambda bits: (bits & magnitude) >= infinity),
+            ("scale-not-positive", "a scale that is not zero", lambda bits: (bits & magnitude) == 0),
+        ),
+    )
+
+
+def _floats(dtype: str, infinity: int) -> ValueRule:
+    """Of tensors that are neither codes nor scales. `infinity`: its bits."""
+    sign = 1 << (8 * np.dtype(dtype).itemsize - 1)
+    signed = np.dtype(dtype.replace("u", "i"))
+    return ValueRule(
+        np.dtype(dtype),
+        lambda bits: bool(bits.max() >= sign | infinity or bits.view(signed).max() >= infinity),
+        (
+            ("nan-value", "finite weights", lambda bits: (bits & (sign - 1)) > infinity),
+            ("infinite-value", "finite weights", lambda bits: (bits & (sign - 1)) == infinity),
+        ),
+    )
+
+
+FLOAT_LAWS: Mapping[str, ValueRule] = {
+    "BF16": _floats("<u2", 0x7F80),
+    "F16": _floats("<u2", 0x7C00),
+    "F32": _floats("<u4", 0x7F800000),
+    "F64": _floats("<u8", 0x7FF0000000000000),
+}
+SIGNED_SCALE_LAWS: Mapping[str, ValueRule] = {
+    "F32": _signed_scales("<i4", 0x7F800000, 0x7FFFFFFF),
+    "BF16": _signed_scales("<i2", 0x7F80, 0x7FFF),
+    "F16": _signed_scales("<i2", 0x7C00, 0x7FFF),
+}
+
+
+def float_rules(tensors: Mapping[str, Tensor], known: Container[str]) -> dict[str, ValueRule]:
+    """Tensor name -> the law of its elements, for float tensors that no module's law covers."""
+    return {
+        name: FLOAT_LAWS[tensor.dtype]
+        for name, tensor in tensors.items()
+        if tensor.dtype in FLOAT_LAWS and name not in known and "mask" not in name
+    }
+
+
+def law_of_scale(kind: str, leaf: str, scale: Tensor) -> ValueRule | None:
+    """The law of a scale's elements; None for a dtype that no scale of this name has."""
+    if scale.dtype not in SCALE_DTYPES[leaf]:
+        return None
+    signed = SIGNED_SCALE_LAWS.get(scale.dtype) if kind in ("gptq", "awq") and leaf == "scales" else None
+    return signed or SCALE_LAWS[scale.dtype]
+
+
+def value_rules(linears: Mapping[str, Linear], tensors: Mapping[str, Tensor] = {}) -> dict[str, ValueRule]:
+    """Tensor name -> the law of its elements, for the codes and scales of these modules and for scales of the cache."""
     laws: dict[str, ValueRule] = {}
     for linear in linears.values():
         if (
@@ -96,8 +155,11 @@ def value_rules(linears: Mapping[str, Linear]) -> dict[str, ValueRule]:
         ):
             laws[linear.weight.name] = CODE_LAWS[linear.weight.dtype]
         for leaf, scale in linear.scales.items():
-            if scale.dtype in SCALE_DTYPES[leaf]:
-                laws[scale.name] = SCALE_LAWS[scale.dtype]
+            law = law_of_scale(linear.kind, leaf, scale)
+            if law is not None:
+                laws[scale.name] = law
+    for name, scale in cache_scales(tensors).items():
+        laws[name] = SCALE_LAWS[scale.dtype]
     return laws
 
 
@@ -128,7 +190,7 @@ class ElementCheck:
         width = self.law.dtype.itemsize
         if width == 1:
             return strip
-        if not self._rest and len(strip) % width == 0:
+        if not self._rest and len(strip) % width == 0 and strip.ctypes.data % width == 0:
             return strip.view(self.law.dtype)
         data = self._rest + strip.tobytes()  # strips end anywhere, elements don't
         whole = len(data) - len(data) % width
@@ -141,10 +203,6 @@ class ElementCheck:
             for slug, expected, _ in self.law.tests
             if slug in self._first
         ]
-
-    @property
-    def outcome(self) -> None:
-        return None
 
     def _where(self, slug: str) -> str:
         count, place = self._count[slug], place_of(self._first[slug], self.tensor.shape)

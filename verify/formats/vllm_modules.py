@@ -40,13 +40,14 @@ class Family:
     top_rows: tuple[Row, ...]
     blocks: Mapping[str, str]  # prefix of numbered vision blocks -> vLLM's
     block_rows: tuple[Row, ...]
+    unknown: tuple[str, ...] = ()  # prefixes of towers that no row describes
 
 
-def _same(holds: Holds, patched: Holds, *names: str) -> tuple[Row, ...]:
+def same(holds: Holds, patched: Holds, *names: str) -> tuple[Row, ...]:
     return tuple(Row(name, name, "", holds, patched) for name in names)
 
 
-def _fused(module: str, holds: Holds, patched: Holds, members: Mapping[str, str]) -> tuple[Row, ...]:
+def fused(module: str, holds: Holds, patched: Holds, members: Mapping[str, str]) -> tuple[Row, ...]:
     parent = module.rpartition(".")[0]
     dot = "." if parent else ""
     return tuple(
@@ -54,53 +55,53 @@ def _fused(module: str, holds: Holds, patched: Holds, members: Mapping[str, str]
     )
 
 
-_GATE_UP = {"gate_proj": "gate", "up_proj": "up"}
+GATE_UP = {"gate_proj": "gate", "up_proj": "up"}
 _MLA_A = {"q_a_proj": "q_a", "kv_a_proj_with_mqa": "kv_a"}
 
 _MOE = (
-    *_fused("mlp.gate_up_proj", "config", "config", _GATE_UP),
-    *_same("config", "config", "mlp.down_proj"),
-    *_fused("mlp.shared_experts.gate_up_proj", "config", "config", _GATE_UP),
-    *_same("config", "config", "mlp.shared_experts.down_proj"),
-    *_fused("mlp.experts.#.w13", "config", "config", _GATE_UP),
+    *fused("mlp.gate_up_proj", "config", "config", GATE_UP),
+    *same("config", "config", "mlp.down_proj"),
+    *fused("mlp.shared_experts.gate_up_proj", "config", "config", GATE_UP),
+    *same("config", "config", "mlp.shared_experts.down_proj"),
+    *fused("mlp.experts.#.w13", "config", "config", GATE_UP),
     Row("mlp.experts.#.down_proj", "mlp.experts.#.w2", "", "config", "config"),
-    *_same("float", "float", "mlp.gate"),
-    *_same("raw", "raw", "mlp.gate.e_score_correction_bias"),
+    *same("float", "float", "mlp.gate"),
+    *same("raw", "raw", "mlp.gate.e_score_correction_bias"),
 )
-_NORMS = _same("float", "float", "input_layernorm", "post_attention_layernorm")
-_MTP = _same(
+_NORMS = same("float", "float", "input_layernorm", "post_attention_layernorm")
+_MTP = same(
     "float", "float", "eh_proj", "enorm", "hnorm", "shared_head.norm", "shared_head.head", "embed_tokens"
 )
 
 _KDA = (
-    *_fused(
+    *fused(
         "self_attn.in_proj_qkvbfg_a",
         "float",
         "config",
         {"q_proj": "q", "k_proj": "k", "v_proj": "v", "b_proj": "b", "f_a_proj": "f_a", "g_a_proj": "g_a"},
     ),
-    *_same("float", "float", "self_attn.f_b_proj", "self_attn.g_b_proj", "self_attn.o_norm"),
-    *_same("float", "float", "self_attn.q_conv1d", "self_attn.k_conv1d", "self_attn.v_conv1d"),
-    *_same("raw", "raw", "self_attn.A_log", "self_attn.dt_bias"),
-    *_same("dequant", "config", "self_attn.o_proj"),
+    *same("float", "float", "self_attn.f_b_proj", "self_attn.g_b_proj", "self_attn.o_norm"),
+    *same("float", "float", "self_attn.q_conv1d", "self_attn.k_conv1d", "self_attn.v_conv1d"),
+    *same("raw", "raw", "self_attn.A_log", "self_attn.dt_bias"),
+    *same("dequant", "config", "self_attn.o_proj"),
 )
 _GLM_MLA = (
-    *_fused("self_attn.fused_qkv_a_proj", "dequant", "config", _MLA_A),
-    *_same("dequant", "config", "self_attn.q_b_proj"),
-    *_same("float", "float", "self_attn.kv_b_proj", "self_attn.q_a_layernorm", "self_attn.kv_a_layernorm"),
-    *_same("float", "float", "self_attn.indexer.wq_b", "self_attn.indexer.k_norm"),
-    *_fused("self_attn.indexer.wk_weights_proj", "float", "float", {"wk": "wk", "weights_proj": "weights"}),
-    *_same("raw", "raw", "self_attn.indexer.index_kpool_compress_ape"),
-    *_same("raw", "raw", "self_attn.indexer.index_kpool_compress_gate"),
+    *fused("self_attn.fused_qkv_a_proj", "dequant", "config", _MLA_A),
+    *same("dequant", "config", "self_attn.q_b_proj"),
+    *same("float", "float", "self_attn.kv_b_proj", "self_attn.q_a_layernorm", "self_attn.kv_a_layernorm"),
+    *same("float", "float", "self_attn.indexer.wq_b", "self_attn.indexer.k_norm"),
+    *fused("self_attn.indexer.wk_weights_proj", "float", "float", {"wk": "wk", "weights_proj": "weights"}),
+    *same("raw", "raw", "self_attn.indexer.index_kpool_compress_ape"),
+    *same("raw", "raw", "self_attn.indexer.index_kpool_compress_gate"),
 )
-_HC = _same(
+_HC = same(
     "raw", "raw", *(f"hc_{part}_{leaf}" for part in ("attn", "ffn") for leaf in ("fn", "base", "scale"))
 )
 _VISION = (
     Row("attn.qkv", "attn.qkv_proj", "", "float", "config"),
-    *_same("float", "config", "attn.proj", "mlp.down_proj"),
-    *_fused("mlp.gate_up_proj", "float", "config", _GATE_UP),
-    *_same("float", "float", "attn.q_norm", "attn.k_norm", "norm1", "norm2"),
+    *same("float", "config", "attn.proj", "mlp.down_proj"),
+    *fused("mlp.gate_up_proj", "float", "config", GATE_UP),
+    *same("float", "float", "attn.q_norm", "attn.k_norm", "norm1", "norm2"),
 )
 _VISION_TOP = (
     Row("model.visual.merger.proj", "visual.merger.proj", "", "float", "config"),
@@ -129,34 +130,33 @@ GLM5_NEXT = Family(
 )
 
 DEEPSEEK_V3 = Family(
-    types=("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2"),
+    types=("deepseek_v2", "deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa"),
     layers={"model.layers.": "model.layers."},
     draft="model.layers.",
     layer_rows=(
         *_NORMS,
-        *_fused("self_attn.fused_qkv_a_proj", "config", "config", _MLA_A),
-        *_same("config", "config", "self_attn.q_proj", "self_attn.q_b_proj", "self_attn.kv_b_proj"),
-        *_same("config", "config", "self_attn.o_proj", "self_attn.indexer.wq_b"),
-        *_same(
+        *fused("self_attn.fused_qkv_a_proj", "config", "config", _MLA_A),
+        *same("config", "config", "self_attn.q_proj", "self_attn.q_b_proj", "self_attn.kv_b_proj"),
+        *same("config", "config", "self_attn.o_proj", "self_attn.indexer.wq_b"),
+        *same(
             "float",
             "float",
             "self_attn.q_a_layernorm",
             "self_attn.kv_a_layernorm",
             "self_attn.indexer.k_norm",
         ),
-        *_same("float", "float", "self_attn.indexer.wk", "self_attn.indexer.weights_proj"),
+        *same("dequant", "dequant", "self_attn.indexer.wk"),
+        *same("float", "float", "self_attn.indexer.weights_proj"),
         *_MOE,
         *_MTP,
     ),
     top_rows=(
         Row("lm_head", "lm_head", "", "vocab", "vocab"),
-        *_same("float", "float", "model.embed_tokens", "model.norm"),
+        *same("float", "float", "model.embed_tokens", "model.norm"),
     ),
     blocks={},
     block_rows=(),
 )
-
-FAMILIES = (GLM5_NEXT, DEEPSEEK_V3)
 
 # Fused modules for which vLLM can find the members' entries: packed_modules_mapping and its fallbacks.
 STOCK_PACKED = ("gate_up_proj", "qkv_proj", "w13")
@@ -170,5 +170,12 @@ STOCK_ALGOS: Mapping[str, tuple[tuple[str, ...], int | None]] = {
     "W4A16_NVFP4": (("weight", "weight_scale", "weight_scale_2"), 2),
     "MXFP8": (("weight", "weight_scale"), 2),
     "fp8": (("weight", "weight_scale_inv"), 2),  # quant_method fp8 with weight_block_size
+    "fp8 by tensor": (("weight", "weight_scale", "input_scale"), None),
+}
+# The kinds of `formats.declared` that stand for a compressed-tensors group of FP8 weights.
+COMPRESSED_ALGOS: Mapping[str, tuple[tuple[str, ...], int | None]] = {
+    "fp8-grid": (("weight", "weight_scale"), 2),
+    "fp8-channel": (("weight", "weight_scale"), None),
+    "fp8-tensor": (("weight", "weight_scale", "input_scale"), None),
 }
 PATCHED_ALGOS = {**STOCK_ALGOS, "FP8_BLOCK": (("weight", "weight_scale_inv"), 2)}

@@ -14,17 +14,18 @@ from shardmill.verify.formats.fused import kind_of
 from shardmill.verify.formats.schemes import is_scale, split_name
 from shardmill.verify.formats.values import place_of
 from shardmill.verify.questions.roundtrip import loss_of, pairs_of
-from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
+from shardmill.verify.reading.checkpoint import INDEX_SUFFIX, Checkpoint, open_checkpoint
 from shardmill.verify.reading.header import DTYPE_BITS, Tensor
+from shardmill.verify.reading.manifest import MANIFEST
 from shardmill.verify.reading.progress import Progress
-from shardmill.verify.reading.source import Source
+from shardmill.verify.reading.source import Source, read
 from shardmill.verify.reading.stream import FileJob, Task, stream
 from shardmill.verify.reading.threads import pinned
-from shardmill.verify.rules.findings import Finding, Report
+from shardmill.verify.rules.findings import Finding, Report, UnreadableError
 
 ERROR_MAX = 0.2  # of a re-encoded weight; above, it is another weight
 CONFIG_LINES_MAX = 200
-CONFIGS = ("config.json", "generation_config.json", "hf_quant_config.json", "tokenizer_config.json")
+PIECE_BYTES = 1 << 20
 
 
 @dataclass(slots=True)
@@ -39,6 +40,7 @@ class DiffResult:
     retyped: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     added: list[str] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)  # in both, in a file of A or B that is not sound
 
 
 def diff(
@@ -49,9 +51,18 @@ def diff(
 ) -> Report:
     """`by_bytes`: read the data even where digests could decide."""
     report = Report("diff")
-    old, new = open_checkpoint(a, Report("diff")), open_checkpoint(b, report)
+    of_a = Report("diff")
+    old, new = open_checkpoint(a, of_a), open_checkpoint(b, report)
+    for fault in of_a.worst_first():
+        if fault.severity == "error":
+            report.add(
+                Finding("parent-faulty", f"{a.where}: {fault.file}", fault.tensor, fault.expected, fault.got)
+            )
     what = _sort(old, new, by_bytes, progress)
-    report.add(*_findings(old, new, what), *_config_findings(old, new))
+    report.add(*_findings(old, new, what), *_config_findings(old, new), *_side_findings(old, new, report))
+    if what.unread:
+        reason = f"a file of A or B is not sound, as of {what.unread[0]}"
+        report.leaves_out(f"bytes of {len(what.unread):,} tensors", reason)
     report.facts["families"] = _families(what)
     digests = not by_bytes and old.manifest is not None and new.manifest is not None
     report.checks("names, dtypes, shapes")
@@ -103,7 +114,9 @@ def _compare(
                 what.carried.append(ours.name)
             else:
                 what.changed[ours.name] = -1
-        elif old.readable(theirs) and new.readable(ours):
+        elif not (old.readable(theirs) and new.readable(ours)):
+            what.unread.append(ours.name)
+        else:
             to_read.setdefault(ours.file, []).append(Task(ours, twin=theirs))
     jobs = [
         FileJob(file, new.files[file], False, tuple(sorted(tasks, key=lambda task: task.tensor.begin)))
@@ -177,10 +190,33 @@ def _config_findings(old: Checkpoint, new: Checkpoint) -> Iterator[Finding]:
         if left:
             yield Finding("diff-config", "config.json", path, _brief(a), _brief(b))
         left = max(left - 1, 0)
-    for file in CONFIGS[1:]:
+
+
+def _side_findings(old: Checkpoint, new: Checkpoint, report: Report) -> Iterator[Finding]:
+    """Every other file but weights, indexes and manifests, by its bytes; of a remote place by its size."""
+    skipped = ("config.json", MANIFEST)
+    names = {file for checkpoint in (old, new) for file in checkpoint.files}
+    by_size = old.source.remote or new.source.remote
+    report.checks("side files by size" if by_size else "side files")
+    for file in sorted(names):
+        if file in skipped or file in old.headers or file in new.headers or file.endswith(INDEX_SUFFIX):
+            continue
         sizes = old.files.get(file), new.files.get(file)
         if sizes[0] != sizes[1]:
             yield Finding("diff-config", file, "", _size(sizes[0]), _size(sizes[1]))
+        elif not by_size and not _same_bytes(old, new, file, sizes[0] or 0):
+            yield Finding("diff-config", file, "", "the same bytes", f"others, as many ({_size(sizes[0])})")
+
+
+def _same_bytes(old: Checkpoint, new: Checkpoint, file: str, size: int) -> bool:
+    try:
+        return all(
+            read(old.source, file, begin, min(begin + PIECE_BYTES, size))
+            == read(new.source, file, begin, min(begin + PIECE_BYTES, size))
+            for begin in range(0, size, PIECE_BYTES)
+        )
+    except UnreadableError:
+        return False
 
 
 def _differences(a: Any, b: Any, path: str) -> Iterator[tuple[str, Any, Any]]:

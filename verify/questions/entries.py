@@ -13,7 +13,8 @@ from shardmill.verify.formats.declared import (
     declaration,
     names_of,
 )
-from shardmill.verify.formats.schemes import PACKED, Linear, grid_of
+from shardmill.verify.formats.forms.kv_cache import cache_scales
+from shardmill.verify.formats.schemes import PACKED, Linear, also, grid_of
 from shardmill.verify.reading.checkpoint import Checkpoint
 from shardmill.verify.rules.findings import Finding
 
@@ -53,6 +54,8 @@ def entry_faults(checkpoint: Checkpoint, linears: Mapping[str, Linear]) -> Itera
 
 def _packed_otherwise(checkpoint: Checkpoint) -> bool:
     """Whether there are codes of a format that verify.formats.schemes does not know (GPTQ, AWQ, bitsandbytes ...)."""
+    if cache_scales(checkpoint.tensors):
+        return True
     return any(tensor.dtype in ("I8", "U8", "I32", "F4") for tensor in checkpoint.tensors.values())
 
 
@@ -82,8 +85,11 @@ def _listed(
             )
 
 
+PARTS_MAX = 64  # of a name; what has more is no module's
+
+
 def _parents(module: str) -> Iterator[str]:
-    while "." in module:
+    while "." in module and module.count(".") < PARTS_MAX:
         module = module.rpartition(".")[0]
         yield module
 
@@ -126,7 +132,7 @@ def _group_faults(name: str, entry: Entry, linear: Linear) -> Iterator[Finding]:
 
 def _one_kind(declared: Declaration, linears: Mapping[str, Linear]) -> Iterator[Finding]:
     for module, linear in linears.items():
-        if declared.kinds and linear.kind not in (*declared.kinds, "other"):
+        if declared.kinds and also(linear).isdisjoint((*declared.kinds, "other")):
             expected = f"{' or '.join(declared.kinds)} for all that is not excluded"
             yield Finding("entry-kind", CONFIG, module, expected, f"{linear.kind} tensors")
 

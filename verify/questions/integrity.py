@@ -11,10 +11,16 @@ from dataclasses import dataclass
 from functools import partial
 
 from shardmill.verify.formats.encode import RECIPES
+from shardmill.verify.formats.look import Look, Plan, Sightings
 from shardmill.verify.formats.schemes import Linear, grid_of, pair_faults, quantized
-from shardmill.verify.formats.values import ElementCheck, ValueRule, value_rules
+from shardmill.verify.questions.beside_parent import beside_parent
+from shardmill.verify.questions.coverage import coverage_of
 from shardmill.verify.questions.entries import entry_faults
+from shardmill.verify.questions.lint_config import tied_pair
+from shardmill.verify.questions.lint_names import names_of
+from shardmill.verify.questions.looks import plans_of, sight_faults
 from shardmill.verify.questions.parentage import Parentage, parentage
+from shardmill.verify.questions.side_files import side_faults
 from shardmill.verify.questions.structure import structure_faults
 from shardmill.verify.reading.checkpoint import Checkpoint, is_plain_path, open_checkpoint
 from shardmill.verify.reading.header import Tensor
@@ -35,7 +41,8 @@ class Opened:
 
     checkpoint: Checkpoint
     linears: dict[str, Linear]
-    laws: dict[str, ValueRule]
+    plans: dict[str, Plan]
+    sightings: Sightings
 
 
 def integrity(
@@ -53,9 +60,12 @@ def integrity(
     origin = parentage(opened.checkpoint, opened.linears, parent, report) if parent is not None else None
     if origin is None:
         report.leaves_out("parent", "no --parent given")
+    else:
+        report.add(*beside_parent(opened.checkpoint, origin.parent, report))
     if read_data is False or (read_data is None and source.remote):
-        for topic in ("scales", "codes"):
+        for topic in ("scales", "codes", "floats"):
             report.leaves_out(topic, "headers only")
+        report.coverage = coverage_of(opened.checkpoint, opened.linears, None)
         _stated_digests(opened.checkpoint, report)
     else:
         _data(opened, origin, parent, report, progress)
@@ -66,7 +76,9 @@ def integrity(
 def _open(source: Source, report: Report) -> Opened:
     checkpoint = open_checkpoint(source, report)
     linears = quantized(checkpoint.tensors)
-    report.add(*structure_faults(checkpoint), *pair_faults(linears.values()))
+    report.add(
+        *structure_faults(checkpoint), *side_faults(checkpoint, report), *pair_faults(linears.values())
+    )
     report.add(*entry_faults(checkpoint, linears))
     if checkpoint.config:
         report.checks("config")
@@ -79,7 +91,7 @@ def _open(source: Source, report: Report) -> Opened:
         report.leaves_out("digests", f"{MANIFEST} cannot be used")
     else:
         report.leaves_out("digests", f"there is no {MANIFEST}")
-    return Opened(checkpoint, linears, value_rules(linears))
+    return Opened(checkpoint, linears, plans_of(checkpoint, linears), Sightings())
 
 
 def _manifest_faults(checkpoint: Checkpoint, manifest: Manifest) -> Iterator[Finding]:
@@ -89,6 +101,8 @@ def _manifest_faults(checkpoint: Checkpoint, manifest: Manifest) -> Iterator[Fin
             yield Finding("index-path", MANIFEST, "", "a plain file name", ascii(path[:200]))
         elif path not in checkpoint.files:
             yield Finding("missing-file", path, "", f"{record.bytes:,} bytes", "no such file")
+        elif record.sha256 is None and manifest.hashes_files:
+            yield Finding("digest-missing", path, "", "a sha256", "null")
         elif checkpoint.files[path] != record.bytes:
             yield Finding(
                 "file-size", path, "", f"{record.bytes:,} bytes", f"{checkpoint.files[path]:,} bytes"
@@ -122,11 +136,16 @@ def _conversion_faults(checkpoint: Checkpoint, manifest: Manifest) -> Iterator[F
             yield Finding(
                 "conversion-record", weight.file, name, "F8_E4M3 of two axes and its scales", str(weight)
             )
-        elif scale.shape != grid_of(weight.shape, conversion.block):
+        elif _sides(scale.shape) != _sides(grid_of(weight.shape, conversion.block)):
             expected = (
                 f"{list(grid_of(weight.shape, conversion.block))} for blocks of {list(conversion.block)}"
             )
             yield Finding("conversion-record", scale.file, scale.name, expected, str(list(scale.shape)))
+
+
+def _sides(shape: tuple[int, ...]) -> list[int]:
+    """A shape without its axes of one: some loaders' scales have more of these, or none."""
+    return [side for side in shape if side != 1]
 
 
 def _data(
@@ -138,23 +157,57 @@ def _data(
 ) -> None:
     checkpoint = opened.checkpoint
     jobs = list(_jobs(opened, origin))
+    looked_at = {
+        task.tensor.name for job in jobs for task in job.tasks if task.watch or task.twin is not None
+    }
+    report.coverage = coverage_of(checkpoint, opened.linears, looked_at)
     sources = origin.source_jobs() if origin is not None else []
     done = Progress(sum(job.bytes for job in (*jobs, *sources)), progress)
     results = stream(checkpoint.source, jobs, parent, done)
     for result in results.values():
         report.add(*result.findings)
+        for name, sighting in result.outcomes.items():
+            opened.sightings.add(name, sighting)
         if checkpoint.manifest is not None:
             report.add(*_digest_faults(checkpoint.manifest, result))
         for name, first in result.unequal.items():
             got = f"byte {first:,} of the tensor differs"
             report.add(Finding("carried-changed", result.file, name, "the parent's bytes", got))
+    report.add(*_tied_faults(opened, results))
+    report.add(*sight_faults(checkpoint, opened.linears, opened.sightings))
     report.checks("scales")
     report.checks("codes")
-    if checkpoint.manifest is not None:
-        report.checks("digests")
+    report.checks("floats")
+    _say_digests(checkpoint, report)
     if origin is not None and parent is not None:
         report.add(*origin.source_faults(stream(parent, sources, None, done)))
         report.checks("parent")
+
+
+def _tied(opened: Opened) -> tuple[Tensor, Tensor] | None:
+    checkpoint = opened.checkpoint
+    return tied_pair(names_of(checkpoint, opened.linears, None)) if checkpoint.config else None
+
+
+def _tied_faults(opened: Opened, results: dict[str, FileResult]) -> Iterator[Finding]:
+    """A tied head that is stored beside its embedding must be its copy."""
+    pair = _tied(opened)
+    if pair is None:
+        return
+    head, embedding = pair
+    digests = [results[t.file].digests.get(t.name) for t in pair if t.file in results]
+    if len(digests) == 2 and None not in digests and digests[0] != digests[1]:
+        yield Finding("tied-differs", head.file, head.name, f"the values of {embedding.name}", "other values")
+
+
+def _say_digests(checkpoint: Checkpoint, report: Report) -> None:
+    """A file without a sha256 in the manifest was not compared, whatever else was."""
+    if checkpoint.manifest is None:
+        return
+    bare = [path for path, record in checkpoint.manifest.files.items() if record.sha256 is None]
+    report.checks("digests")
+    if bare:
+        report.leaves_out(f"digests of {len(bare):,} files", f"the manifest holds none, as of {bare[0]}")
 
 
 def _stated_digests(checkpoint: Checkpoint, report: Report) -> None:
@@ -181,24 +234,30 @@ def _stated_digests(checkpoint: Checkpoint, report: Report) -> None:
 
 def _jobs(opened: Opened, origin: Parentage | None) -> Iterator[FileJob]:
     checkpoint, manifest = opened.checkpoint, opened.checkpoint.manifest
+    twice = {tensor.name for tensor in _tied(opened) or ()}
     for file, size in checkpoint.files.items():
         record = manifest.files.get(file) if manifest is not None else None
         sha256 = record is not None and record.sha256 is not None and record.bytes == size
         tasks: list[Task] = []
+        if file in getattr(checkpoint.source, "sparse", ()):
+            continue  # a finding already; its zeros would take hours to read
         if file in checkpoint.headers and checkpoint.headers[file].sound:
             listed = manifest.shards[file].tensors if manifest is not None and file in manifest.shards else {}
             twins = origin.twins if origin is not None else {}
             for tensor in checkpoint.headers[file].tensors:
-                task = _task(tensor, tensor.name in listed, opened.laws, twins)
+                task = _task(tensor, tensor.name in listed or tensor.name in twice, opened, twins)
                 if task is not None:
                     tasks.append(task)
         if sha256 or tasks:
             yield FileJob(file, size, sha256, tuple(tasks))
 
 
-def _task(tensor: Tensor, digest: bool, laws: dict[str, ValueRule], twins: dict[str, Tensor]) -> Task | None:
-    law, twin = laws.get(tensor.name), twins.get(tensor.name)
-    watch = partial(ElementCheck, tensor, law) if law is not None else None
+def _task(tensor: Tensor, digest: bool, opened: Opened, twins: dict[str, Tensor]) -> Task | None:
+    plan, twin = opened.plans.get(tensor.name), twins.get(tensor.name)
+    plan = (
+        plan if plan is not None and plan.tensor == tensor else None
+    )  # of a name that two files have, the one that counts
+    watch = partial(Look, plan) if plan is not None else None
     return Task(tensor, digest, watch, twin) if digest or watch or twin is not None else None
 
 
@@ -207,7 +266,7 @@ def _digest_faults(manifest: Manifest, result: FileResult) -> Iterator[Finding]:
     if record is not None and record.sha256 is not None and result.sha256 not in ("", record.sha256):
         yield Finding("file-digest", result.file, "", record.sha256, result.sha256)
     for name, digest in result.digests.items():
-        if shard is not None and shard.tensors[name] != digest:
+        if shard is not None and shard.tensors.get(name, digest) != digest:
             yield Finding("tensor-digest", result.file, name, shard.tensors[name], digest)
 
 

@@ -9,15 +9,24 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from shardmill.verify.formats.claims import claim_faults
 from shardmill.verify.formats.declared import declaration
+from shardmill.verify.formats.forms.kv_cache import cache_faults
 from shardmill.verify.formats.schemes import pair_faults, quantized
+from shardmill.verify.questions.coverage import coverage_of
+from shardmill.verify.questions.decoded_sizes import sizes_of
 from shardmill.verify.questions.entries import entry_faults
+from shardmill.verify.questions.lint_config import config_faults
 from shardmill.verify.questions.lint_names import name_faults, names_of
 from shardmill.verify.questions.lint_scales import ScaleContext, scale_faults
+from shardmill.verify.questions.lint_siblings import sibling_faults
+from shardmill.verify.questions.lint_sizes import size_faults
+from shardmill.verify.questions.lint_words import word_faults
 from shardmill.verify.questions.scale_values import SAMPLE_BYTES, read_scales
 from shardmill.verify.questions.structure import structure_faults
 from shardmill.verify.questions.tensor_parallel import demanded, sentence, tensor_parallel
 from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
+from shardmill.verify.reading.seeds import fresh_seed
 from shardmill.verify.reading.source import Source
 from shardmill.verify.rules.findings import Finding, Report
 from shardmill.verify.rules.table import RULES, rule_named
@@ -44,6 +53,7 @@ class LintOptions:
     tp: tuple[int, ...] = ()
     select: frozenset[str] | None = None  # slugs
     ignore: tuple[Ignore, ...] = ()
+    seed: int | None = None  # of the sample of scales; None: one of the system's
 
 
 def lint(
@@ -57,7 +67,10 @@ def lint(
     report.add(*structure_faults(checkpoint), *pair_faults(linears.values()))
     report.add(*entry_faults(checkpoint, linears))
     declared = declaration(checkpoint.quantization)[0] if checkpoint.quantization else None
-    report.add(*name_faults(names_of(checkpoint, linears, declared)))
+    names = names_of(checkpoint, linears, declared)
+    report.add(*name_faults(names), *config_faults(names), *sibling_faults(names), *word_faults(names))
+    report.add(*claim_faults(checkpoint.quantization, declared, linears))
+    report.add(*cache_faults(checkpoint.tensors, checkpoint.quantization))
     report.checks("names")
     if options.read_data:
         budget = (
@@ -67,14 +80,26 @@ def lint(
             if source.remote
             else None
         )
-        scales = read_scales(checkpoint, linears, report, budget, progress)
+        seed = fresh_seed() if options.seed is None else options.seed
+        scales = read_scales(checkpoint, linears, report, budget, progress, seed)
+        seen = scales.keys() | {linear.weight.name for linear in linears.values() if linear.weight}
+        sampled = "scales" not in report.checked
+        report.coverage = coverage_of(checkpoint, linears, seen, sampled, floats=False)
+        if sampled:
+            report.facts["seed"] = seed
         report.add(*scale_faults(ScaleContext(linears, scales, declared, checkpoint.quantization)))
+        if budget is None:
+            report.add(*size_faults(sizes_of(checkpoint, linears, declared)))
+            report.checks("decoded sizes")
+        else:
+            report.leaves_out("decoded sizes", "a sample of scales alone was read")
     else:
         report.leaves_out("scales", "headers only")
+        report.coverage = coverage_of(checkpoint, linears, None, floats=False)
         context = ScaleContext(linears, {}, declared, checkpoint.quantization)
         report.add(*scale_faults(context))
     if linears:
-        verdict = tensor_parallel(linears, declared)
+        verdict = tensor_parallel(linears, declared, options.tp, names.count("num_key_value_heads"))
         report.facts["tensor parallel"] = sentence(verdict)
         report.add(*demanded(verdict, options.tp))
     return finish(report, checkpoint, options)
@@ -82,7 +107,9 @@ def lint(
 
 def finish(report: Report, checkpoint: Checkpoint, options: LintOptions) -> Report:
     """The report with only the selected rules, without what is ignored, and with a line for each fine file."""
-    kept = Report(report.question, report.checked, report.not_checked, facts=report.facts)
+    kept = Report(
+        report.question, report.checked, report.not_checked, facts=report.facts, coverage=report.coverage
+    )
     ignored: dict[str, int] = {}
     for finding in report.findings:
         if options.select is not None and finding.slug not in options.select:

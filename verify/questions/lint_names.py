@@ -12,6 +12,7 @@ from shardmill.verify.formats.declared import CONFIG, MAPPINGS, Declaration
 from shardmill.verify.formats.excludes import NAME_CHARS_MAX, Excludes, Pattern
 from shardmill.verify.formats.fused import fused_groups, fused_names, kind_of
 from shardmill.verify.formats.schemes import FLOATS, Linear
+from shardmill.verify.questions.loads_vllm import float_modules
 from shardmill.verify.reading.checkpoint import Checkpoint
 from shardmill.verify.rules.findings import Finding
 
@@ -20,6 +21,8 @@ _EXPERT = re.compile(r"^(.*\bexperts)\.(\d{1,6})\.")
 
 LITERAL_NAMES_MAX = 100_000  # modules up to which every known name of each is looked at
 WORK_MAX = 20_000_000  # names against patterns, about ten seconds
+NEAR_PAIRS_MAX, NEAR_CHARS_MAX = 10_000, 48  # of names that are compared for a hint
+EXPERTS_NAMED_MAX = 10_000  # missing experts of all banks that are named; the rest is one count
 MISSING_MAX = 100  # layers, or experts of a bank, that are named one by one
 
 # Two-dimensional weights that are no Linear, or that no engine quantizes whatever the config says.
@@ -41,6 +44,14 @@ class Names:
     def text_config(self) -> Mapping[str, object]:
         text = self.checkpoint.config.get("text_config")
         return text if isinstance(text, dict) else self.checkpoint.config
+
+    @property
+    def whole(self) -> bool:
+        """Whether every file of weights could be read; else what is missing is a file, not a tensor."""
+        checkpoint = self.checkpoint
+        named = set(checkpoint.index.weight_map.values()) if checkpoint.index is not None else set()
+        here = {file for file in checkpoint.files if file.endswith(".safetensors") and "/" not in file}
+        return named | here <= checkpoint.headers.keys()
 
     def count(self, *keys: str) -> int:
         """The first of these whole numbers that the config has, else 0."""
@@ -90,10 +101,15 @@ def excludes_match(names: Names) -> Iterator[Finding]:
     work = WORK_MAX
     idle = []
     for pattern in declared.excludes.patterns:
-        work -= len(literal) if re.search(r"\d", pattern.text) else len(known)
+        names_of_it = literal if re.search(r"\d", pattern.text) else known
+        if pattern.repeats > 1:
+            work -= sum(pattern.cost(name) for name in names_of_it if len(name) < NAME_CHARS_MAX)
+        else:
+            work -= len(names_of_it)
         if work > 0 and not _hits(pattern, known, literal):
             idle.append(pattern)
-    if idle and len(idle) == len(declared.excludes.patterns):
+    strange = [pattern for pattern in idle if not LEFT_BY_ENGINES.search(pattern.text)]
+    if strange and len(idle) == len(declared.excludes.patterns):
         got = f"0 of {len(idle):,} match; the first is {idle[0].text!r}"
         yield Finding("excludes-all-idle", CONFIG, "", "exclusions that match the checkpoint's modules", got)
         return
@@ -107,9 +123,10 @@ def excludes_match(names: Names) -> Iterator[Finding]:
 def _near(pattern: Pattern, leaves: list[str], idle: int) -> str:
     """`; near: gate_proj` where looking for it is cheap."""
     leaf = pattern.text.rpartition(".")[2]
-    if idle > 100 or len(leaves) > 2_000 or len(leaf) > 100:
+    short = [known for known in leaves if len(known) <= NEAR_CHARS_MAX]
+    if idle * len(short) > NEAR_PAIRS_MAX or len(leaf) > NEAR_CHARS_MAX:
         return ""
-    near = difflib.get_close_matches(leaf, leaves, 3, 0.7)
+    near = difflib.get_close_matches(leaf, short, 3, 0.7)
     return f"; near: {', '.join(near)}" if near else ""
 
 
@@ -145,6 +162,7 @@ def claimed_not_quantized(names: Names) -> Iterator[Finding]:
         return
     engines_leave = declared.method in ("fp8", "compressed-tensors")
     verdicts: dict[str, bool] = {}
+    built_float = float_modules(names.checkpoint)
     for module in names.modules:
         weight = names.checkpoint.tensors.get(f"{module}.weight")
         if (
@@ -154,7 +172,7 @@ def claimed_not_quantized(names: Names) -> Iterator[Finding]:
             or NOT_LINEAR.search(module)
         ):
             continue
-        if engines_leave and LEFT_BY_ENGINES.search(module):
+        if (engines_leave and LEFT_BY_ENGINES.search(module)) or built_float(module):
             continue
         if not _excluded(declared.excludes, module, verdicts):
             kinds = " or ".join(declared.kinds)
@@ -261,8 +279,15 @@ def experts_whole(names: Names) -> Iterator[Finding]:
             banks.setdefault(match[1], {}).setdefault(int(match[2]), set()).add(name[match.end() :])
     said = names.count("n_routed_experts", "num_experts", "num_local_experts")
     count = said or max((len(experts) for experts in banks.values()), default=0)
+    left, unnamed = EXPERTS_NAMED_MAX, 0
     for bank, experts in banks.items():
-        for expert in islice((expert for expert in range(count) if expert not in experts), MISSING_MAX):
+        if left <= 0:
+            unnamed += len(experts) < count
+            continue
+        for expert in islice(
+            (expert for expert in range(count) if expert not in experts), min(left, MISSING_MAX)
+        ):
+            left -= 1
             yield Finding(
                 "expert-missing", "", f"{bank}.{expert}", f"experts 0 to {count - 1}", "none of its tensors"
             )
@@ -272,6 +297,8 @@ def experts_whole(names: Names) -> Iterator[Finding]:
             if lacking:
                 got = f"without {', '.join(lacking[:4])}"
                 yield Finding("expert-incomplete", "", f"{bank}.{expert}", "what its siblings have", got)
+    if unnamed:
+        yield Finding("expert-missing", "", f"{unnamed:,} more banks", f"experts 0 to {count - 1}", "fewer")
 
 
 RULES: tuple[Callable[[Names], Iterator[Finding]], ...] = (

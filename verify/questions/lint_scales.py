@@ -27,6 +27,11 @@ OUTLIER_RATIO = (
 )
 ZERO_SHARE_MAX = 0.01
 
+# Mistral publishes activation_scale in BF16, where equal values are ordinary.
+_MEASURED = tuple(leaf for leaf in INPUT_SCALES if leaf not in ("activation_scale", "qscale_act"))
+RANGE = 65_536.0  # from a weight's typical scale to its largest
+DECODED_MAX = 1e6
+
 _NUMBER = re.compile(r"\d+")
 
 
@@ -62,13 +67,13 @@ def _by_kind(context: ScaleContext, leaves: Iterable[str]) -> Iterator[tuple[str
 
 def placeholders(context: ScaleContext) -> Iterator[Finding]:
     """One value for every expert of several layers, or 1.0 for all: nobody measured it."""
-    for leaf in INPUT_SCALES:
+    for leaf in _MEASURED:
         everywhere = [scale for _, members in _by_kind(context, [leaf]) for scale in members]
         if len(everywhere) >= PLACEHOLDER_MEMBERS_MIN and {scale.value for scale in everywhere} == {1.0}:
             got = f"1.0 in all {len(everywhere):,} of {leaf}"
             yield _at("placeholder-input-scale", everywhere[0].tensor, "measured values, which differ", got)
             return
-    for kind, members in _by_kind(context, INPUT_SCALES):
+    for kind, members in _by_kind(context, _MEASURED):
         values = {scale.value for scale in members}
         layers = {number[0] if (number := _NUMBER.search(s.tensor.name)) else "" for s in members}
         if len(members) < PLACEHOLDER_MEMBERS_MIN or len(values) > 1:
@@ -195,13 +200,15 @@ def zero_block_scales(context: ScaleContext) -> Iterator[Finding]:
 
 def conventions(context: ScaleContext) -> Iterator[Finding]:
     """A scale that multiplies lies far below 1 for any sane weight (amax / 448); a divisor far above."""
-    multipliers = {"weight_scale_inv": 1.0, "scale_weight": 1.0, "weight_scale_2": 1.0}
+    multipliers = ("weight_scale_inv", "scale_weight", "qscale_weight", "scale", "weight_scale_2", "_scales")
     for linear in context.linears.values():
         for leaf in linear.scales:
             scale = context.of(linear, leaf)
             if scale is None or scale.faulty:
                 continue
-            multiplies = leaf in multipliers or (leaf == "weight_scale" and linear.kind.startswith("fp8"))
+            multiplies = leaf in multipliers or (
+                leaf == "weight_scale" and linear.kind.startswith(("fp8", "mx", "int"))
+            )
             if multiplies and scale.low > 1.0:
                 got = f"{scale.low:.4g} and more: decoded weights of up to {scale.low * 448:.3g} and more"
                 yield _at("scale-convention", scale.tensor, "a number that multiplies, far below 1", got)
@@ -209,12 +216,25 @@ def conventions(context: ScaleContext) -> Iterator[Finding]:
                 yield _at("scale-convention", scale.tensor, "a divisor: 448 * 6 / amax", f"{scale.high:.4g}")
 
 
+def ranges(context: ScaleContext) -> Iterator[Finding]:
+    """One block scale that is beyond all others of its weight, or makes weights that no network has."""
+    for linear in context.linears.values():
+        grid = linear.grid
+        scale = context.scales.get(grid.name) if grid is not None else None
+        if scale is None or grid is None or scale.faulty or linear.kind in ("nvfp4", "ct-nvfp4"):
+            continue
+        if scale.count > 1 and scale.high > RANGE * scale.typical:
+            yield _at("scale-range", grid, f"about {scale.typical:.3g}, as its others", f"{scale.high:.3g}")
+        elif scale.high > DECODED_MAX:
+            yield _at("scale-range", grid, f"a scale below {DECODED_MAX:g}", f"{scale.high:.3g}")
+
+
 def powers_of_two(context: ScaleContext) -> Iterator[Finding]:
     """`scale_fmt: ue8m0` promises powers of two; others are rounded again at load, up to 2x."""
     if str(context.quantization.get("scale_fmt", "")).lower() != "ue8m0":
         return
     for linear in context.linears.values():
-        scale = context.of(linear, "weight_scale_inv") or context.of(linear, "weight_scale")
+        scale = context.scales.get(linear.grid.name) if linear.grid is not None else None
         if scale is not None and linear.kind.startswith("fp8") and not scale.powers_of_two:
             yield _at(
                 "scale-not-ue8m0", scale.tensor, "powers of two, as scale_fmt ue8m0 says", "other numbers"
@@ -235,5 +255,6 @@ RULES: tuple[Callable[[ScaleContext], Iterator[Finding]], ...] = (
     fused_global_scales,
     zero_block_scales,
     conventions,
+    ranges,
     powers_of_two,
 )

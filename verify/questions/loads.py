@@ -1,342 +1,69 @@
-"""Would vLLM 0.33.0 load it? Which module takes each tensor, what that module can hold, what it refuses and why.
+"""What becomes of a checkpoint in a loader: which module takes each tensor, what it holds then, what is refused.
 
-No vLLM is imported: `verify.formats.vllm_modules` holds its modules as tables. Two runtimes are known: vLLM as it
-ships and vLLM with our runtime patch, which alone knows FP8_BLOCK.
+No loader is imported: `verify.formats` holds their modules as tables, and each table is held to the real loader by
+tests that need it installed. Where there is no table for a loader, the question is not asked of it, and that is said.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-
-from shardmill.verify.formats.declared import Declaration, declaration, names_of
-from shardmill.verify.formats.fused import kind_of
-from shardmill.verify.formats.schemes import FLOATS, SCALE_DTYPES, implied_block
-from shardmill.verify.formats.vllm_modules import (
-    FAMILIES,
-    PATCHED_ALGOS,
-    STOCK_ALGOS,
-    STOCK_PACKED,
-    Family,
-    Holds,
-    Row,
-)
+from shardmill.verify.formats.transformers_modules import template
+from shardmill.verify.questions import loads_transformers, loads_vllm
 from shardmill.verify.questions.structure import structure_faults
+from shardmill.verify.questions.unasked import UnaskedError
 from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
-from shardmill.verify.reading.header import Tensor
 from shardmill.verify.reading.source import Source
 from shardmill.verify.rules.findings import Finding, Report
 
-RUNTIMES = ("stock", "patched")
-LABELS = {
-    "in_proj_qkvbfg_a": "KDA in_proj",
-    "fused_qkv_a_proj": "MLA a-projections",
-    "w13": "expert gate and up",
-}
-_LEAVES = ("weight", "bias", *SCALE_DTYPES)
-# Scales of the KV cache, which vLLM gives to its attention layers, and buffers that it computes itself.
-PASSED_OVER = re.compile(
-    r"\.(k_scale|v_scale|q_scale|prob_output_scale|[kv]_proj\.output_scale|rotary_emb\.inv_freq)$"
-)
-_NUMBERED = re.compile(r"^(\d{1,6})\.(.*)$")
-_EXPERT = re.compile(r"(?<=\bexperts\.)\d+(?=\.)")
+LOADERS = ("vllm", "transformers", "sglang")
+RUNTIMES = loads_vllm.RUNTIMES
+SGLANG = "SGLang"
 
 
-@dataclass(slots=True)
-class ModuleInput:
-    """One module of vLLM and the tensors that it would be given."""
+def loads(source: Source, runtime: str | None = None, loader: str | None = None) -> Report:
+    """`runtime` of vLLM: "stock", "patched", or None for the one that the checkpoint's own entries ask for.
 
-    module: str  # its name in vLLM
-    holds: Holds
-    parts: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # place -> leaf -> tensor
-    names: dict[str, str] = field(default_factory=dict)  # place -> the checkpoint's module
-    layer: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Loader:
-    """A model class under one runtime, with the checkpoint's declaration."""
-
-    family: Family
-    patched: bool
-    declared: Declaration | None
-    trunk_layers: int
-
-
-def loads(source: Source, runtime: str | None = None) -> Report:
-    """`runtime`: "stock", "patched", or None for the one that the checkpoint's own entries ask for."""
+    `loader` None asks all of LOADERS; a refusal by transformers is then an error only if vLLM was not asked or
+    refuses too, since it is loud and another loader serves.
+    """
     report = Report("loads")
     checkpoint = open_checkpoint(source, report)
     report.add(*structure_faults(checkpoint))
-    declared = declaration(checkpoint.quantization)[0] if checkpoint.quantization else None
-    family = family_of(checkpoint)
-    if family is None:
-        kind = checkpoint.config.get("model_type")
-        report.leaves_out("loads", f"no table of vLLM modules for model_type {kind!r}")
+    reasons: dict[str, str] = {}
+    for each in (loader,) if loader else LOADERS:
+        try:
+            if each == "vllm":
+                loads_vllm.add(checkpoint, runtime, report)
+            elif each == "transformers":
+                _transformers(checkpoint, report, alone=loader is not None or loads_vllm.NAME in reasons)
+            else:
+                raise UnaskedError(f"no table of {SGLANG}'s modules")
+        except UnaskedError as error:
+            reasons[{"vllm": loads_vllm.NAME, "transformers": loads_transformers.NAME}.get(each, SGLANG)] = (
+                str(error)
+            )
+    if len(reasons) == (1 if loader else len(LOADERS)):
+        report.leaves_out("loads", "; ".join(reasons.values()))
         return report
-    patched = runtime == "patched" or (runtime is None and _needs_patch(declared))
-    loader = Loader(family, patched, declared, _trunk_layers(checkpoint))
-    report.facts["runtime"] = "vLLM 0.33.0 with the runtime patch" if patched else "vLLM 0.33.0 as it ships"
-    takers, homeless = assign(checkpoint, loader)
-    report.add(*homeless)
-    verdicts: dict[str, int] = {}
-    for module_input in takers:
-        verdict, findings = judge(module_input, loader)
-        report.add(*findings)
-        key = f"{kind_of(module_input.module)}: {verdict}"
-        verdicts[key] = verdicts.get(key, 0) + 1
-    report.add(*_group_sizes(loader))
-    report.facts["modules"] = {key: verdicts[key] for key in sorted(verdicts)}
     report.checks("loads")
+    for name, reason in reasons.items():
+        report.leaves_out(name, f"not asked, because {reason}")
     return report
 
 
-def family_of(checkpoint: Checkpoint) -> Family | None:
-    kind = checkpoint.config.get("model_type")
-    return next((family for family in FAMILIES if kind in family.types), None)
-
-
-def _needs_patch(declared: Declaration | None) -> bool:
-    entries = (declared.entries or {}) if declared is not None else {}
-    return any(entry.algo == "FP8_BLOCK" for entry in entries.values())
-
-
-def _trunk_layers(checkpoint: Checkpoint) -> int:
-    text = checkpoint.config.get("text_config")
-    value = (text if isinstance(text, dict) else checkpoint.config).get("num_hidden_layers")
-    return value if type(value) is int else 1 << 30
-
-
-def assign(checkpoint: Checkpoint, loader: Loader) -> tuple[list[ModuleInput], list[Finding]]:
-    """Every tensor to its module; the ones that no module takes."""
-    rows = {row.name: row for row in loader.family.layer_rows}
-    blocks = {row.name: row for row in loader.family.block_rows}
-    tops = {row.name: row for row in loader.family.top_rows}
-    takers: dict[str, ModuleInput] = {}
-    homeless: list[Finding] = []
-    for tensor in checkpoint.tensors.values():
-        if PASSED_OVER.search(tensor.name):
-            continue
-        found = _place(tensor.name, loader, rows, blocks, tops)
-        if found is None:
-            homeless.append(Finding("no-home", tensor.file, tensor.name, "a parameter of the model", "none"))
-            continue
-        row, module, layer, own, leaf = found
-        holds = row.patched if loader.patched else row.stock
-        module_input = takers.setdefault(module, ModuleInput(module, holds, layer=layer))
-        module_input.parts.setdefault(row.place, {})[leaf] = tensor
-        module_input.names[row.place] = own
-    order = {
-        row.place: place for place, row in enumerate((*loader.family.layer_rows, *loader.family.top_rows))
-    }
-    for module_input in takers.values():
-        module_input.parts = {
-            place: module_input.parts[place] for place in sorted(module_input.parts, key=order.__getitem__)
-        }
-    return list(takers.values()), homeless
-
-
-def _place(
-    name: str, loader: Loader, rows: dict[str, Row], blocks: dict[str, Row], tops: dict[str, Row]
-) -> tuple[Row, str, str, str, str] | None:
-    """(row, vLLM module, layer, the checkpoint's module, leaf) of a tensor."""
-    own, leaf = name, "weight"
-    front, _, last = name.rpartition(".")
-    if last in _LEAVES:
-        own, leaf = front, last
-    if own in tops:
-        return tops[own], tops[own].module, "", own, leaf
-    for prefixes, table in ((loader.family.layers, rows), (loader.family.blocks, blocks)):
-        for prefix, runtime in prefixes.items():
-            match = _NUMBERED.match(own.removeprefix(prefix)) if own.startswith(prefix) else None
-            if match is None:
-                continue
-            number, inner = match.groups()
-            expert = _EXPERT.search(inner)
-            row = table.get(_EXPERT.sub("#", inner))
-            if row is None:
-                return None
-            if table is rows and int(number) >= loader.trunk_layers:
-                runtime = loader.family.draft
-            module = row.module.replace("#", expert[0]) if expert else row.module
-            return row, f"{runtime}{number}.{module}", number, own, leaf
-    return None
-
-
-def judge(module_input: ModuleInput, loader: Loader) -> tuple[str, list[Finding]]:
-    """What the module becomes, in a word, and what its loader would refuse."""
-    kinds = {place: _kind(leaves) for place, leaves in module_input.parts.items()}
-    if module_input.holds in ("raw", "float") and _all_floats(kinds):
-        return "float", []
-    if module_input.holds == "float":
-        return "refused", [
-            _refuses(module_input, kinds, "floats: the module is built without a quantization config")
-        ]
-    if module_input.holds == "dequant":
-        return _judge_dequant(module_input, kinds)
-    return _judge_config(module_input, kinds, loader)
-
-
-def _judge_dequant(module_input: ModuleInput, kinds: dict[str, str]) -> tuple[str, list[Finding]]:
-    if _all_floats(kinds):
-        return "float", []
-    if all(kind in FLOATS or kind.startswith("FP8 [") for kind in kinds.values()):
-        got = f"{_said(module_input, kinds)}: turned back into BF16 at load, no memory is saved"
-        return "dequantized", [
-            Finding("loads-dequantized", _file(module_input), module_input.module, "FP8 in memory", got)
-        ]
-    return "refused", [_refuses(module_input, kinds, "floats or block FP8 with a 2-D weight_scale_inv")]
-
-
-def _judge_config(
-    module_input: ModuleInput, kinds: dict[str, str], loader: Loader
-) -> tuple[str, list[Finding]]:
-    algo, trouble = _resolve(module_input, loader)
-    if trouble:
-        return "refused", [_refuses(module_input, kinds, trouble)]
-    if algo == "":
-        if _all_floats(kinds):
-            return "float", []
-        return "refused", [_refuses(module_input, kinds, "floats: by the config the module is unquantized")]
-    if module_input.holds == "vocab":
-        return "refused", [_refuses(module_input, kinds, "floats: the vocabulary's loader takes no scale")]
-    algos = PATCHED_ALGOS if loader.patched else STOCK_ALGOS
-    leaves, axes = algos[algo]
-    for tensors in module_input.parts.values():
-        lacking = [leaf for leaf in leaves if leaf not in tensors and leaf != "input_scale"]
-        scale = tensors.get(leaves[1])
-        wrong_axes = axes not in (None, 0) and scale is not None and len(scale.shape) != axes
-        surplus = [leaf for leaf in tensors if leaf not in (*leaves, "bias", "input_scale")]
-        if lacking or wrong_axes or surplus or _kind(tensors) in FLOATS:
-            return "refused", [
-                _refuses(
-                    module_input, kinds, f"{algo}: {', '.join(leaves)}" + (f" of {axes} axes" if axes else "")
-                )
-            ]
-    if len(set(kinds.values())) > 1:
-        return "refused", [_refuses(module_input, kinds, "one treatment of all parts")]
-    return next(iter(kinds.values())), []
-
-
-def _resolve(module_input: ModuleInput, loader: Loader) -> tuple[str, str]:
-    """(the algorithm that the config gives this module, "" for none; what the config makes the loader refuse)"""
-    declared = loader.declared
-    if declared is None:
-        return "", ""
-    if declared.entries is not None:
-        return _resolve_listed(module_input, loader, declared)
-    excluded = {
-        place: _excluded(own, module_input.module, declared) for place, own in module_input.names.items()
-    }
-    if any(excluded.values()) and not all(excluded.values()):
-        kept = ", ".join(place for place, out in excluded.items() if not out)
-        return "", f"all parts or none excluded (not {kept})"
-    if all(excluded.values()):
-        return "", ""
-    if declared.method == "fp8":
-        return ("fp8" if declared.block else "FP8"), ""
-    algo = "W4A16_NVFP4" if declared.algo == "NVFP4" and declared.weight_only else declared.algo
-    return (algo, "") if algo in STOCK_ALGOS else ("", "")
-
-
-def _excluded(own: str, module: str, declared: Declaration) -> bool:
-    parent = module.rpartition(".")[0]
-    names = (own, f"{parent}.{own.rpartition('.')[2]}", module, module.removeprefix("language_model."))
-    return any(declared.excludes.hits(name) for name in names)
-
-
-def _resolve_listed(module_input: ModuleInput, loader: Loader, declared: Declaration) -> tuple[str, str]:
-    entries = declared.entries or {}
-    known = PATCHED_ALGOS if loader.patched else STOCK_ALGOS
-    packed = (
-        loader.patched or "" in module_input.names or module_input.module.rpartition(".")[2] in STOCK_PACKED
-    )
-    found: dict[str, str] = {}
-    for place, own in module_input.names.items():
-        entry = next(
-            (entries[name] for name in _entry_names(own, module_input, loader) if name in entries), None
+def _transformers(checkpoint: Checkpoint, report: Report, *, alone: bool) -> None:
+    held = loads_transformers.hold(checkpoint)
+    name = loads_transformers.NAME
+    counts: dict[str, int] = {}
+    for parameter, word in held.weights.items():
+        key = f"{template(parameter)}: {word}"
+        counts[key] = counts.get(key, 0) + 1
+    report.facts[name] = {key: counts[key] for key in sorted(counts)}
+    report.add(*held.wrong)
+    if held.error:
+        slug = "loader-refuses" if alone else "transformers-refuses"
+        report.add(Finding(slug, "config.json", "", "what the loader takes", f"{name}: {held.error}"))
+    if held.cpu_error and not held.error:
+        expected = "sides that divide, for a load without a card"
+        report.add(
+            Finding("transformers-refuses", "config.json", "", expected, f"{name} on a CPU: {held.cpu_error}")
         )
-        algo = entry.algo if entry is not None and packed else ""
-        found[place] = algo if algo in known else ""
-    if len(set(found.values())) > 1:
-        said = ", ".join(f"{place} {algo or 'unlisted'}" for place, algo in found.items())
-        return "", f"the same quant_algo for all parts, not {said}"
-    return next(iter(found.values())), ""
-
-
-def _entry_names(own: str, module_input: ModuleInput, loader: Loader) -> Iterator[str]:
-    """Under which names the entry of a part is looked for. The draft is a model of its own, with its own prefix."""
-    draft = module_input.layer and int(module_input.layer) >= loader.trunk_layers
-    name = own
-    if draft and loader.family.layers:
-        prefix = next(iter(loader.family.layers))
-        name = own.replace(prefix, loader.family.draft, 1)
-    yield name
-    if not draft or loader.patched:
-        yield own
-        yield from names_of(own)
-    bank = name.partition(".experts.")
-    if bank[1]:
-        yield f"{bank[0]}.experts"
-
-
-def _kind(leaves: dict[str, Tensor]) -> str:
-    """`BF16`, `NVFP4`, `FP8 [32,32]` ... of one part."""
-    weight = leaves.get("weight")
-    if weight is None:
-        return leaves["bias"].dtype if list(leaves) == ["bias"] else "scales alone"
-    if weight.dtype in FLOATS:
-        scales = sorted(set(leaves) & set(SCALE_DTYPES))
-        return f"{weight.dtype} with {', '.join(scales)}" if scales else weight.dtype
-    if weight.dtype == "U8":
-        return "NVFP4"
-    scale = leaves.get("weight_scale_inv")
-    if scale is not None and len(scale.shape) == len(weight.shape) == 2:
-        sides = [implied_block(size, blocks) for size, blocks in zip(weight.shape, scale.shape, strict=True)]
-        return f"FP8 [{sides[0]},{sides[1]}]"
-    named = leaves.get("weight_scale", scale)
-    return (
-        f"FP8 with a {len(named.shape)}-D {named.name.rpartition('.')[2]}"
-        if named is not None
-        else "FP8 bare"
-    )
-
-
-def _all_floats(kinds: dict[str, str]) -> bool:
-    return all(kind in FLOATS for kind in kinds.values())
-
-
-def _refuses(module_input: ModuleInput, kinds: dict[str, str], expected: str) -> Finding:
-    return Finding(
-        "loader-refuses",
-        _file(module_input),
-        module_input.module,
-        expected,
-        f"{_said(module_input, kinds)}: loader refuses",
-    )
-
-
-def _said(module_input: ModuleInput, kinds: dict[str, str]) -> str:
-    """`layers.0 q,k,v FP8 [32,32], b float`: parts of one treatment together."""
-    by_kind: dict[str, list[str]] = {}
-    for place, kind in kinds.items():
-        by_kind.setdefault(kind, []).append(place)
-    label = LABELS.get(module_input.module.rpartition(".")[2])
-    where = (f"{label}: " if label else "") + (f"layers.{module_input.layer} " if module_input.layer else "")
-    return where + ", ".join(
-        f"{','.join(filter(None, places))} {kind}".strip() for kind, places in by_kind.items()
-    )
-
-
-def _file(module_input: ModuleInput) -> str:
-    return next(iter(next(iter(module_input.parts.values())).values())).file
-
-
-def _group_sizes(loader: Loader) -> Iterator[Finding]:
-    """Stock takes one group_size for all block-FP8 entries, and raises on two even where they are Linears."""
-    entries = (loader.declared.entries or {}) if loader.declared is not None else {}
-    for algo in ("FP8_PB_WO", "FP8_BLOCK_SCALES"):
-        sizes = sorted({entry.group for entry in entries.values() if entry.algo == algo and entry.group})
-        if len(sizes) > 1:
-            yield Finding("loader-refuses", "config.json", algo, "one group_size for all entries", str(sizes))

@@ -1,7 +1,9 @@
 """What a child owes its parent: which tensors must be carried byte by byte, which were converted, which are gone.
 
-With a manifest the child declares it (sources, dropped, renamed). Without one, a weight that turned from a float into
-codes with a scale counts as converted, and nothing may be missing.
+The tensors themselves decide, so that a manifest can add checks and never remove one: what has the parent's name,
+dtype and shape is compared byte by byte whatever the manifest lists as changed. Excused are only a weight that took
+another form (`roundtrip` and `reproduce` judge it), the scales of such a weight, a known repair of scales (`roundtrip`
+decodes both), and a whole block that the manifest declares as left out; each is listed as excused.
 """
 
 from __future__ import annotations
@@ -9,22 +11,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from shardmill.verify.formats.schemes import FLOATS, Linear, split_name
+from shardmill.verify.formats.schemes import FLOATS, SCALE_DTYPES, WEIGHTS, Linear, quantized, split_name
+from shardmill.verify.questions.companions import belongs_to, container_of, unfused
+from shardmill.verify.questions.renames import claim_faults, rename_faults
 from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
 from shardmill.verify.reading.header import Tensor
+from shardmill.verify.reading.manifest import Manifest
 from shardmill.verify.reading.source import Source
 from shardmill.verify.reading.stream import FileJob, FileResult, Task
 from shardmill.verify.rules.findings import Finding, Report
+
+REPAIRS = ("reconcile/1",)  # that change scales in place
+REPAIRED_LEAVES = ("weight_scale", "weight_scale_2")
 
 
 @dataclass(slots=True)
 class Parentage:
     parent: Checkpoint
     twins: dict[str, Tensor] = field(default_factory=dict)  # name here -> the parent's tensor it must equal
-    sources: dict[str, str] = field(
+    sources: dict[str, str] = field(default_factory=dict)  # parent's tensor -> its digest in the manifest
+    excused: dict[str, list[str]] = field(
         default_factory=dict
-    )  # parent's tensor that was changed -> its recorded digest
-    findings: list[Finding] = field(default_factory=list)
+    )  # why -> parent's tensors not compared by bytes
+
+    def excuse(self, why: str, name: str) -> None:
+        self.excused.setdefault(why, []).append(name)
 
     def source_jobs(self) -> list[FileJob]:
         """Reads the parent's tensors whose digests the manifest records."""
@@ -43,6 +54,22 @@ class Parentage:
                     yield Finding("source-changed", result.file, name, self.sources[name], digest)
 
 
+@dataclass(frozen=True, slots=True)
+class Kin:
+    """Child and parent side by side: quantized modules of both, and where the parent's names went."""
+
+    child: Checkpoint
+    parent: Checkpoint
+    linears: dict[str, Linear]
+    theirs: dict[str, Linear]
+    here: dict[str, str]  # parent's name -> name here
+    containers: frozenset[str]  # of the child's tensors
+
+    @property
+    def manifest(self) -> Manifest | None:
+        return self.child.manifest
+
+
 def parentage(child: Checkpoint, linears: dict[str, Linear], source: Source, report: Report) -> Parentage:
     """Opens the parent and adds to `report` what names, dtypes and shapes alone show."""
     of_parent = Report("integrity")
@@ -54,65 +81,129 @@ def parentage(child: Checkpoint, linears: dict[str, Linear], source: Source, rep
     origin = Parentage(parent)
     manifest = child.manifest
     renamed = manifest.renamed if manifest is not None else {}
-    dropped = set(manifest.dropped) if manifest is not None else set()
+    here = {name: renamed.get(name, name) for name in parent.tensors}
+    kin = Kin(
+        child, parent, linears, quantized(parent.tensors), here, frozenset(map(container_of, child.tensors))
+    )
     if manifest is not None:
-        origin.sources = {
-            name: digest for shard in manifest.shards.values() for name, digest in shard.sources.items()
-        }
-    expected = {
-        renamed.get(name, name): tensor for name, tensor in parent.tensors.items() if name not in dropped
-    }
-    report.add(*_lost(child, origin, expected))
-    report.add(*_held(child, origin, linears, expected))
-    report.add(*_added(child, linears, expected))
+        shards = manifest.shards.values()
+        origin.sources = {name: digest for shard in shards for name, digest in shard.sources.items()}
+        report.add(*rename_faults(manifest, parent), *claim_faults(manifest, source, report))
+    report.add(*_foreign_sources(origin))
+    for name, theirs in parent.tensors.items():
+        report.add(*_held(kin, origin, name, theirs))
+    report.add(*_added(kin))
+    _say_excused(origin, report)
     return origin
 
 
-def _lost(child: Checkpoint, origin: Parentage, expected: dict[str, Tensor]) -> Iterator[Finding]:
-    for name, tensor in expected.items():
-        if name not in child.tensors and tensor.name not in origin.sources:
-            yield Finding("lost-from-parent", tensor.file, name, f"the parent's {tensor}", "no such tensor")
+def _foreign_sources(origin: Parentage) -> Iterator[Finding]:
     for name in origin.sources:
         if name not in origin.parent.tensors:
-            yield Finding(
-                "source-changed", "", name, "a tensor of the parent that was converted", "no such tensor"
-            )
+            expected = "a tensor of the parent that was converted"
+            yield Finding("source-changed", "", name, expected, "no such tensor")
 
 
-def _held(
-    child: Checkpoint, origin: Parentage, linears: dict[str, Linear], expected: dict[str, Tensor]
-) -> Iterator[Finding]:
-    for name, theirs in expected.items():
-        ours = child.tensors.get(name)
-        if ours is None or theirs.name in origin.sources:
-            continue
-        if child.manifest is None and _converted(ours, theirs, linears):
-            continue
-        if (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):
-            yield Finding("carried-retyped", ours.file, name, str(theirs), str(ours))
-        elif child.readable(ours) and origin.parent.readable(theirs):
-            origin.twins[name] = theirs
+def _held(kin: Kin, origin: Parentage, name: str, theirs: Tensor) -> Iterator[Finding]:
+    """One tensor of the parent: a twin to compare, an excuse, or a finding."""
+    ours = kin.child.tensors.get(kin.here[name])
+    if ours is None:
+        yield from _gone(kin, origin, name, theirs)
+    elif (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):
+        if _in_converted_module(kin, name):
+            origin.excuse("converted: roundtrip and reproduce compare it", name)
+        elif kin.manifest is None and _rounded(ours, theirs):
+            origin.excuse("floats of another dtype: roundtrip compares them", name)
+        else:
+            yield Finding("carried-retyped", ours.file, ours.name, str(theirs), str(ours))
+    elif _repaired(kin, name):
+        origin.excuse("repaired: roundtrip compares what both decode to", name)
+    elif kin.child.readable(ours) and kin.parent.readable(theirs):
+        origin.twins[ours.name] = theirs
 
 
-def _converted(ours: Tensor, theirs: Tensor, linears: dict[str, Linear]) -> bool:
-    """Whether a float weight became codes with a scale."""
-    linear = linears.get(split_name(ours.name)[0])
-    return theirs.dtype in FLOATS and linear is not None and linear.weight == ours and linear.grid is not None
+def _gone(kin: Kin, origin: Parentage, name: str, theirs: Tensor) -> Iterator[Finding]:
+    manifest = kin.manifest
+    if _in_converted_module(kin, name):
+        origin.excuse("converted: roundtrip and reproduce compare it", name)
+    elif manifest is not None and name in manifest.dropped:
+        block = container_of(name)
+        if block in kin.containers:
+            got = f"left out, and other tensors of {block} are here"
+            yield Finding("dropped-in-part", theirs.file, name, "a whole block left out", got)
+        origin.excuse("left out, as the manifest declares", name)
+    elif manifest is None and unfused(theirs, kin.child.tensors):
+        origin.excuse("a stack that was taken apart: not compared", name)
+    else:
+        yield Finding("lost-from-parent", theirs.file, name, f"the parent's {theirs}", "no such tensor")
 
 
-def _added(child: Checkpoint, linears: dict[str, Linear], expected: dict[str, Tensor]) -> Iterator[Finding]:
-    conversions = child.manifest.conversions if child.manifest is not None else None
-    for name, tensor in child.tensors.items():
+def _in_converted_module(kin: Kin, name: str) -> bool:
+    """Whether a parent's tensor is the weight, or a scale, of a module that has another form here."""
+    module, leaf = split_name(kin.here[name])
+    if leaf not in WEIGHTS and leaf not in SCALE_DTYPES and module not in kin.theirs:
+        return False
+    ours, theirs = kin.linears.get(module), kin.theirs.get(split_name(name)[0])
+    if ours is None and theirs is None:
+        return False
+    weight = _weight(kin.child, module, ours)
+    before = _weight(kin.parent, split_name(name)[0], theirs)
+    if weight is None or before is None:
+        return False
+    return leaf != "bias" and _form(weight, ours) != _form(before, theirs)
+
+
+def _weight(checkpoint: Checkpoint, module: str, linear: Linear | None) -> Tensor | None:
+    if linear is not None and linear.weight is not None:
+        return linear.weight
+    return checkpoint.tensors.get(f"{module}.weight") or checkpoint.tensors.get(module)
+
+
+def _form(weight: Tensor, linear: Linear | None) -> tuple[str, tuple[tuple[str, str, tuple[int, ...]], ...]]:
+    scales = linear.scales if linear is not None and linear.weight is not None else {}
+    kept = (
+        (leaf, scale.dtype, scale.shape)
+        for leaf, scale in sorted(scales.items())
+        if leaf.startswith(("weight", "scale"))
+    )
+    return weight.dtype, tuple(kept)
+
+
+def _rounded(ours: Tensor, theirs: Tensor) -> bool:
+    return ours.dtype in FLOATS and theirs.dtype in FLOATS and ours.shape == theirs.shape
+
+
+def _repaired(kin: Kin, name: str) -> bool:
+    """Whether the manifest names a known repair of this very scale, of a packed module that has both its scales."""
+    module, leaf = split_name(name)
+    if kin.manifest is None or leaf not in REPAIRED_LEAVES or module not in kin.theirs:
+        return False
+    if kin.theirs[module].kind != "nvfp4":
+        return False
+    tensors = {f"{module}.{leaf}" for leaf in REPAIRED_LEAVES}
+    return any(row.get("repair") in REPAIRS and row.get("tensor") in tensors for row in kin.manifest.repairs)
+
+
+def _added(kin: Kin) -> Iterator[Finding]:
+    expected = set(kin.here.values())
+    conversions = kin.manifest.conversions if kin.manifest is not None else None
+    for name, tensor in kin.child.tensors.items():
         if name in expected:
             continue
-        linear = linears.get(split_name(name)[0])
+        module = split_name(name)[0]
+        linear = kin.linears.get(module)
         weight = linear.weight.name if linear is not None and linear.weight is not None else ""
-        declared = weight in conversions if conversions is not None else weight in expected and weight != name
+        if conversions is not None:
+            declared = weight in conversions
+        else:
+            declared = belongs_to(name, kin.parent.tensors, kin.child.tensors)
         if not declared:
-            yield Finding(
-                "added-undeclared",
-                tensor.file,
-                name,
-                "a tensor of the parent or a converted scale",
-                str(tensor),
-            )
+            said = "a tensor of the parent or a converted scale"
+            yield Finding("added-undeclared", tensor.file, name, said, str(tensor))
+
+
+def _say_excused(origin: Parentage, report: Report) -> None:
+    if origin.excused:
+        report.facts["excused from the parent's bytes"] = {
+            why: f"{len(names):,} tensors, the first {names[0]}" for why, names in origin.excused.items()
+        }

@@ -1,12 +1,14 @@
 """The recompute proof: blocks drawn at random are made again from the parent and compared bit by bit.
 
 If a fraction f of all blocks were wrong, K random ones would all be right with probability (1 - f)^K: the report says
-what that comes to. With every block compared, nothing is left to chance.
+what that comes to. The figure holds only if the draw came after publication: who knows the seed beforehand can forge
+every block that it does not draw. So the seed comes from the system's randomness and is printed, and a given seed only
+replays. With every block compared, nothing is left to chance.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -18,10 +20,14 @@ from shardmill.verify.formats.declared import declaration
 from shardmill.verify.formats.encode import RECIPES, decodes_to, encode_block
 from shardmill.verify.formats.matrices import OpenFiles, floats
 from shardmill.verify.formats.schemes import FLOATS, quantized
+from shardmill.verify.formats.table import FORMS
+from shardmill.verify.questions.coverage import form_of
+from shardmill.verify.questions.origin import Tally, said, tallies_of, unknown
 from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.reading.manifest import MANIFEST
 from shardmill.verify.reading.progress import Progress
+from shardmill.verify.reading.seeds import fresh_seed
 from shardmill.verify.reading.source import Source
 from shardmill.verify.reading.threads import pinned
 from shardmill.verify.rules.findings import Finding, Report
@@ -34,6 +40,7 @@ BLOCK_KINDS = (
     "fp8-tensor",
     "fp8-channel",
 )  # a grid of one block or column looks like the last
+SAMPLED_ELEMENTS, ALL_ELEMENTS = 1 << 20, 1 << 40  # of a weight, where formulas are tried
 FRACTIONS = (0.1, 0.01, 0.001)
 
 
@@ -68,18 +75,30 @@ def reproduce(
     source: Source,
     parent: Source,
     blocks: int | None = BLOCKS,
-    seed: int = 0,
+    seed: int | None = None,
     numerics: str | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Report:
-    """`blocks`: how many, None for all. `numerics`: of a checkpoint without a manifest."""
+    """`blocks`: how many, None for all; `seed`: None for one of the system's; `numerics`: where no manifest says it."""
+    seed = fresh_seed() if seed is None else seed
     report = Report("reproduce")
     child = open_checkpoint(source, report)
     origin = open_checkpoint(parent, Report("reproduce"))
+    elements = ALL_ELEMENTS if blocks is None else SAMPLED_ELEMENTS
+    if (
+        child.manifest is None
+        and numerics is None
+        and (tallies := tallies_of(child, origin, seed, progress, elements))
+    ):
+        return _by_formula(report, tallies, seed, blocks is None)
     weights = list(converted(child, origin, numerics, report))
     total = sum(weight.blocks for weight in weights)
+    passed_over = _passed_over(child, origin, {weight.codes.name for weight in weights})
+    for why, names in passed_over.items():
+        report.leaves_out(f"{len(names):,} weights", f"{why}, as {names[0]}")
     if not total:
-        report.leaves_out("blocks", "no weight here was converted from a float weight of that parent")
+        reason = "no weight here was converted from a float weight of that parent"
+        report.leaves_out("blocks", next(iter(passed_over), reason))
         return report
     chosen = _choose(weights, blocks, seed)
     goal = sum(len(places) for places in chosen)
@@ -99,19 +118,31 @@ def reproduce(
         counts = pinned(check, with_blocks, open_both, done=done, remote=source.remote or parent.remote)
     for count in counts:
         report.add(*count.findings)
-    if goal == total:
-        report.add(
-            *_claims(child, {weights[p].codes.name: c for p, c in zip(with_blocks, counts, strict=True)})
-        )
+    by_name = {weights[p].codes.name: count for p, count in zip(with_blocks, counts, strict=True)}
+    report.add(*_claims(child, by_name, {weight.codes.name: weight.blocks for weight in weights}))
     report.checks("blocks")
-    report.facts.update(_facts(counts, total, seed))
+    report.facts.update(_facts(counts, total, seed, sum(map(len, passed_over.values()))))
+    return report
+
+
+def _by_formula(report: Report, tallies: Mapping[str, Tally], seed: int, everything: bool) -> Report:
+    """Without a record of how the blocks were made, the formulas of known tools are tried on a sample of them."""
+    report.add(*unknown(tallies))
+    report.checks("blocks")
+    report.facts["seed"] = seed
+    for kind in sorted(tallies):
+        report.facts[FORMS[kind].title] = said(tallies[kind])
+    if everything:
+        report.leaves_out(
+            "every block", "there is no manifest; give --numerics to compare every block by one recipe"
+        )
     return report
 
 
 def converted(
     child: Checkpoint, parent: Checkpoint, numerics: str | None, report: Report
 ) -> Iterator[Weight]:
-    """The weights in block FP8 here that are floats of the same shape in the parent."""
+    """The weights in block FP8 here that are floats of the same shape in the parent, and whose numerics are known."""
     manifest = child.manifest
     declared = declaration(child.quantization)[0] if child.quantization else None
     before = {new: old for old, new in (manifest.renamed if manifest else {}).items()}
@@ -136,7 +167,9 @@ def converted(
         if not all((child.readable(linear.weight), child.readable(scales), parent.readable(theirs))):
             continue
         conversion = manifest.conversions.get(name) if manifest is not None else None
-        made_by = conversion.numerics if conversion is not None else numerics or "amax/1"
+        made_by = conversion.numerics if conversion is not None else numerics
+        if made_by is None:
+            continue  # nobody says how it was made: it is passed over by name
         block = conversion.block if conversion is not None else block_of(linear, declared)
         if made_by not in RECIPES or scales.dtype != "F32":
             got = f"{made_by} with scales in {scales.dtype}"
@@ -212,16 +245,56 @@ def _cut(tensor: Tensor, block: Block, row: int, col: int, opened: OpenFiles) ->
     )
 
 
-def _claims(child: Checkpoint, counts: Mapping[str, Count]) -> Iterator[Finding]:
+UNSAID = "nothing says by which numerics they were made; say it with --numerics"
+
+
+def _passed_over(child: Checkpoint, parent: Checkpoint, taken: Collection[str]) -> dict[str, list[str]]:
+    """Why -> the quantized weights here that were not recomputed, the parent's own bytes left out."""
+    passed: dict[str, list[str]] = {}
+    lost = {linear.module for linear in quantized(parent.tensors).values()}
+    for linear in quantized(child.tensors).values():
+        weight = linear.weight
+        if weight is None or weight.name in taken:
+            continue
+        before = parent.tensors.get(weight.name)
+        if before is not None and (before.dtype, before.shape) == (weight.dtype, weight.shape):
+            continue  # carried, or reblocked: integrity and roundtrip compare them
+        form = form_of(weight, child.tensors, linear)
+        if not child.readable(weight) or (before is not None and not parent.readable(before)):
+            why = "a file of theirs cannot be read"
+        elif linear.kind not in BLOCK_KINDS or linear.grid is None or linear.grid.dtype != "F32":
+            why = f"{form}: no numerics of it are known"
+        elif before is None:
+            why = (
+                f"{form}: the parent has no weight of that name"
+                if linear.module not in lost
+                else f"{form}: made of codes"
+            )
+        else:
+            why = (
+                UNSAID
+                if child.manifest is None
+                else f"{form}: of a shape or numerics that are not recomputed"
+            )
+        passed.setdefault(why, []).append(weight.name)
+    return passed
+
+
+def _claims(child: Checkpoint, counts: Mapping[str, Count], blocks: Mapping[str, int]) -> Iterator[Finding]:
+    """A claim of lossless blocks is false where more were seen, or more that are not, than it leaves room for."""
     for name, conversion in (child.manifest.conversions if child.manifest else {}).items():
         claimed = conversion.counts.get("exact_blocks")
-        if claimed is not None and name in counts and counts[name].exact != claimed:
-            yield Finding(
-                "claim-false", MANIFEST, name, f"{counts[name].exact:,} exact blocks", f"{claimed:,} claimed"
-            )
+        if claimed is None or name not in counts:
+            continue
+        seen = counts[name]
+        lossy = seen.compared - seen.exact
+        if not seen.exact <= claimed <= blocks[name] - lossy:
+            got = f"{claimed:,} claimed of {blocks[name]:,}"
+            expected = f"{seen.exact:,} exact blocks of {seen.compared:,} compared"
+            yield Finding("claim-false", MANIFEST, name, expected, got)
 
 
-def _facts(counts: list[Count], total: int, seed: int) -> dict[str, object]:
+def _facts(counts: list[Count], total: int, seed: int, passed_over: int) -> dict[str, object]:
     compared, wrong, exact = (
         sum(getattr(c, name) for c in counts) for name in ("compared", "wrong", "exact")
     )
@@ -229,7 +302,8 @@ def _facts(counts: list[Count], total: int, seed: int) -> dict[str, object]:
     if exact:
         facts["lossless blocks"] = f"{exact:,} of {compared:,} decode to the parent's BF16 bit for bit"
     if compared == total:
-        facts["unseen"] = "nothing: every block was compared"
+        rest = f", but {passed_over:,} weights were not recomputed at all" if passed_over else ""
+        facts["unseen"] = f"nothing: every block of these weights was compared{rest}"
     else:
         facts["seed"] = seed
         facts["unseen"] = {

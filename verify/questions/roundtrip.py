@@ -1,7 +1,9 @@
 """Decodes a child and compares it with its parent, weight by weight: how much was lost?
 
-For each weight whose form changed: relative error ||child - parent|| / ||parent||, cosine, largest error, the share of
-codes at the largest value and of codes that are zero where the parent's weight is not. Sums are f64 over strips.
+For each weight whose form changed, whichever side has the codes: relative error ||child - parent|| / ||parent||,
+cosine, largest error, the share of codes at the largest value and of codes that are zero where the parent's weight is
+not. Sums are f64 over strips. Rows, columns and blocks are held to the parent one by one (`local_errors`).
+What was not compared is counted by its form.
 """
 
 from __future__ import annotations
@@ -11,34 +13,55 @@ from dataclasses import dataclass, field
 from math import sqrt
 
 import numpy as np
+from numpy.typing import NDArray
 
-from shardmill.verify.formats.blocks import block_of
-from shardmill.verify.formats.declared import declaration
+from shardmill.verify.formats.declared import Declaration, declaration
 from shardmill.verify.formats.fused import kind_of
 from shardmill.verify.formats.matrices import (
     Matrix,
     OpenFiles,
     can_decode,
     decoded,
+    matrix_of,
     rounded_as,
     strips,
     values,
 )
-from shardmill.verify.formats.schemes import FLOATS, PACKED, Linear, quantized, split_name
+from shardmill.verify.formats.schemes import FLOATS, PACKED, Linear, is_scale, quantized, split_name
+from shardmill.verify.questions.coverage import form_of
+from shardmill.verify.questions.local_errors import LocalErrors
 from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
 from shardmill.verify.reading.progress import Progress
 from shardmill.verify.reading.source import Source
 from shardmill.verify.reading.threads import pinned
 from shardmill.verify.rules.findings import Finding, Report
 
+ROUNDED_DOWN = ("mxfp4", "gpt-oss", "mxfp8")
+INTEGERS = ("int8", "int-pack", "gptq", "awq")
 BEYOND = 7 / 6  # the largest code of E2M1, 6, is nearest up to 7; of E4M3, 448, up to 464
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a weight may lose. Fresh weights in block FP8 lose about 2.65 %, in NVFP4 about 9.5 %."""
+    """What a weight may lose. Fresh weights in block FP8 lose about 2.65 %, in NVFP4 about 9.5 %.
 
-    error: Mapping[str, float] = field(default_factory=lambda: {"fp8": 0.05, "fp4": 0.16})
+    `gain` is how far the projection on the parent's weight may be from 1: rounding is as often up as down, but powers
+    of two that are rounded down clip the largest weights of a block.
+    """
+
+    error: Mapping[str, float] = field(
+        default_factory=lambda: {"fp8": 0.05, "fp4": 0.16, "int": 0.16, "float": 0.005, "same": 1e-4}
+    )
+    gain: Mapping[str, float] = field(
+        default_factory=lambda: {
+            "fp8": 0.01,
+            "fp4": 0.02,
+            "mx": 0.06,
+            "int": 0.02,
+            "float": 0.005,
+            "same": 1e-4,
+        }
+    )
     cosine: float = 0.985
     clipped: float = 0.001  # of codes: the largest one, for a weight that lies beyond it
     zeros: float = 0.25  # FP4 has only eight magnitudes, and rounds a fifth of a normal weight to zero
@@ -61,6 +84,7 @@ class Loss:
     clipped: int = 0  # of these, for weights that are larger still
     zeros: int = 0
     equal: int = 0  # elements that are the parent's own once rounded to its dtype
+    odd: tuple[str, ...] = ()  # rows, columns and blocks that are not the parent's
 
     @property
     def error(self) -> float:
@@ -69,6 +93,11 @@ class Loss:
             if self.parent
             else (0.0 if not self.difference else float("inf"))
         )
+
+    @property
+    def gain(self) -> float:
+        """<child, parent> / <parent, parent>"""
+        return self.product / self.parent if self.parent else 1.0
 
     @property
     def cosine(self) -> float:
@@ -99,6 +128,18 @@ class Pair:
     family: str
     child: Matrix
     parent: Matrix
+    same: bool = False  # both must decode to the same values: codes were kept, their scales written anew
+
+    @property
+    def limited(self) -> str:
+        """Which limits hold: "fp8", "fp4", "int", "float" or "same"."""
+        coded = self.child.linear or self.parent.linear
+        if self.same:
+            return "same"
+        if self.child.linear is None or coded is None:
+            return "float"
+        kind = coded.kind
+        return "fp4" if kind in PACKED else "int" if kind in INTEGERS else "fp8"
 
 
 def roundtrip(
@@ -113,6 +154,8 @@ def roundtrip(
     child = open_checkpoint(source, report)
     origin = open_checkpoint(parent, Report("roundtrip"))
     pairs = list(pairs_of(child, origin, everything))
+    for form, count in _left_out(child, origin, pairs).items():
+        report.leaves_out(f"values of {count:,} weights", f"{form} are not compared")
     if not pairs:
         report.leaves_out("values", "no weight of the parent has another form here")
         return report
@@ -135,7 +178,7 @@ def roundtrip(
 
 
 def pairs_of(child: Checkpoint, parent: Checkpoint, everything: bool) -> Iterator[Pair]:
-    """The child's quantized weights with the parent's tensors of the same name (or the name before a renaming)."""
+    """Each weight with another form here than in the parent, by the parent's name (before a renaming)."""
     ours, theirs = quantized(child.tensors), quantized(parent.tensors)
     renamed = {new: old for old, new in (child.manifest.renamed if child.manifest else {}).items()}
     declared = declaration(child.quantization)[0] if child.quantization else None
@@ -143,26 +186,94 @@ def pairs_of(child: Checkpoint, parent: Checkpoint, everything: bool) -> Iterato
     for linear in ours.values():
         if not can_decode(linear) or linear.weight is None or not _readable(child, linear):
             continue
-        here = (
-            f"{linear.module}.weight" if linear.weight.name.endswith(".weight_packed") else linear.weight.name
-        )
-        name = renamed.get(here, here)
+        name = renamed.get(linear.float_name, linear.float_name)
         their_linear = theirs.get(split_name(name)[0])
-        if their_linear is not None and can_decode(their_linear) and their_linear.weight is not None:
-            if not everything or their_linear.shape != linear.shape or not _readable(parent, their_linear):
-                continue
-            block = block_of(their_linear, declared_there)
-            other = Matrix(their_linear.weight, their_linear, block)
-        elif name in parent.tensors and parent.tensors[name].dtype in FLOATS:
-            if parent.tensors[name].shape != linear.shape or not parent.readable(parent.tensors[name]):
-                continue
-            other = Matrix(parent.tensors[name])
-        else:
+        kept = their_linear is not None and _same_form(linear, their_linear)
+        if kept and not everything and not _repaired(child, linear):
+            continue
+        other = _parents_matrix(parent, their_linear, name, declared_there)
+        matrix = matrix_of(linear, declared, child.manifest)
+        if other is None or other.shape != matrix.shape:
             continue
         conversion = child.manifest.conversions.get(linear.weight.name) if child.manifest else None
         family = conversion.family if conversion is not None else kind_of(linear.module)
-        matrix = Matrix(linear.weight, linear, block_of(linear, declared, child.manifest))
-        yield Pair(linear.weight.name, family, matrix, other)
+        same = conversion is not None and conversion.numerics == REBLOCK
+        yield Pair(linear.weight.name, family, matrix, other, same)
+    yield from _float_pairs(child, parent, theirs, renamed, declared_there)
+
+
+REBLOCK = "reblock/1"
+
+
+def _same_form(linear: Linear, other: Linear) -> bool:
+    """Whether a weight has the parent's own form; then its bytes are held to the parent's by `integrity`."""
+
+    def shapes(of: Linear) -> list[tuple[str, str, tuple[int, ...]]]:
+        grid = [of.weight, of.grid]
+        return [(split_name(t.name)[1], t.dtype, t.shape) for t in grid if t is not None]
+
+    return shapes(linear) == shapes(other)
+
+
+def _repaired(child: Checkpoint, linear: Linear) -> bool:
+    scales = {scale.name for scale in linear.scales.values()}
+    return child.manifest is not None and any(row.get("tensor") in scales for row in child.manifest.repairs)
+
+
+def _parents_matrix(
+    parent: Checkpoint, linear: Linear | None, name: str, declared: Declaration | None
+) -> Matrix | None:
+    if linear is not None and linear.weight is not None and can_decode(linear):
+        return matrix_of(linear, declared) if _readable(parent, linear) else None
+    tensor = parent.tensors.get(name)
+    if tensor is None or tensor.dtype not in FLOATS or not parent.readable(tensor):
+        return None
+    return Matrix(tensor)
+
+
+def _float_pairs(
+    child: Checkpoint,
+    parent: Checkpoint,
+    theirs: Mapping[str, Linear],
+    renamed: Mapping[str, str],
+    declared: Declaration | None,
+) -> Iterator[Pair]:
+    """Floats that are codes in the parent, or floats of another dtype."""
+    for tensor in child.tensors.values():
+        name = renamed.get(tensor.name, tensor.name)
+        if (
+            tensor.dtype not in FLOATS
+            or not tensor.shape
+            or not child.readable(tensor)
+            or is_scale(tensor.name)
+        ):
+            continue
+        linear = theirs.get(split_name(name)[0]) if split_name(name)[1] != "bias" else None
+        before = parent.tensors.get(name)
+        if before is not None and (before.dtype, before.shape) == (tensor.dtype, tensor.shape):
+            continue
+        other = _parents_matrix(parent, linear, name, declared)
+        matrix = Matrix(tensor)
+        if other is not None and other.shape == matrix.shape:
+            conversion = child.manifest.conversions.get(tensor.name) if child.manifest else None
+            yield Pair(tensor.name, conversion.family if conversion else kind_of(name), matrix, other)
+
+
+def _left_out(child: Checkpoint, parent: Checkpoint, pairs: list[Pair]) -> dict[str, int]:
+    """Form -> how many quantized weights here were not compared, though the parent has other bytes for them."""
+    paired = {pair.name for pair in pairs}
+    theirs = quantized(parent.tensors)
+    left: dict[str, int] = {}
+    for linear in quantized(child.tensors).values():
+        weight = linear.weight
+        if weight is None or weight.name in paired:
+            continue
+        before = theirs.get(linear.module)
+        if before is not None and _same_form(linear, before):
+            continue
+        form = form_of(weight, child.tensors, linear)
+        left[form] = left.get(form, 0) + 1
+    return left
 
 
 def _readable(checkpoint: Checkpoint, linear: Linear) -> bool:
@@ -171,39 +282,73 @@ def _readable(checkpoint: Checkpoint, linear: Linear) -> bool:
 
 
 def loss_of(pair: Pair, source: Source, parent: Source) -> Loss:
-    assert pair.child.linear is not None
-    loss = Loss(pair.name, pair.child.linear.kind)
-    top = 0x7 if pair.child.linear.kind in PACKED else 0x7E
+    kind = pair.child.linear.kind if pair.child.linear is not None else "float"
+    loss = Loss(pair.name, kind)
+    limited = pair.limited
+    local = LocalErrors(pair.child.shape, pair.child.block, limited) if limited in ("fp8", "fp4") else None
     with OpenFiles(source) as ours, OpenFiles(parent) as theirs:
         for first, last in strips(pair.child):
-            got, codes = decoded(pair.child, ours, first, last)
             want = values(pair.parent, theirs, first, last)
-            with np.errstate(all="ignore"):
-                away = (got - want).astype(np.float64)
-                a, b = got.astype(np.float64), want.astype(np.float64)
-                # np.vdot would wake BLAS's threads, which fight for the cores of ours.
-                loss.difference += float(np.multiply(away, away).sum())
-                loss.parent += float(np.multiply(b, b).sum())
-                loss.child += float(np.multiply(a, a).sum())
-                loss.product += float(np.multiply(a, b).sum())
-                loss.largest = max(loss.largest, float(np.abs(away).max(initial=0)))
-            magnitude = codes & top if top == 0x7 else codes & 0x7F
-            at_top = magnitude == top
-            loss.saturated += int(np.count_nonzero(at_top))
-            loss.clipped += int(np.count_nonzero(at_top & (np.abs(want) > BEYOND * np.abs(got))))
-            loss.zeros += int(np.count_nonzero((magnitude == 0) & (want != 0)))
+            if pair.child.linear is None:
+                got = values(pair.child, ours, first, last)
+            else:
+                got, codes = decoded(pair.child, ours, first, last)
+                _add_codes(loss, limited, codes, got, want)
+            _add_sums(loss, got, want)
+            if local is not None:
+                with np.errstate(all="ignore"):
+                    local.feed(first, got, want)
             loss.equal += int(np.count_nonzero(rounded_as(pair.parent.tensor, got) == want))
             loss.elements += got.size
+    loss.odd = tuple(local.odd()) if local is not None else ()
     return loss
+
+
+def _add_sums(loss: Loss, got: NDArray[np.float32], want: NDArray[np.float32]) -> None:
+    with np.errstate(all="ignore"):
+        away = (got - want).astype(np.float64)
+        a, b = got.astype(np.float64), want.astype(np.float64)
+        # np.vdot would wake BLAS's threads, which fight for the cores of ours.
+        loss.difference += float(np.multiply(away, away).sum())
+        loss.parent += float(np.multiply(b, b).sum())
+        loss.child += float(np.multiply(a, a).sum())
+        loss.product += float(np.multiply(a, b).sum())
+        loss.largest = max(loss.largest, float(np.abs(away).max(initial=0)))
+
+
+def _add_codes(
+    loss: Loss, limited: str, codes: NDArray[np.uint8], got: NDArray[np.float32], want: NDArray[np.float32]
+) -> None:
+    """Counts codes at the largest value and codes of zero; integer codes have no sign bit to take off."""
+    if limited == "int":
+        loss.zeros += int(np.count_nonzero((got == 0) & (want != 0)))
+        return
+    mask, top = (0x7, 0x7) if limited == "fp4" else (0x7F, 0x7E)
+    magnitude = codes & mask
+    at_top = magnitude == top
+    loss.saturated += int(np.count_nonzero(at_top))
+    if (
+        loss.kind not in ROUNDED_DOWN
+    ):  # powers of two below amax / 6, as the MX standard has them, clip by design
+        loss.clipped += int(np.count_nonzero(at_top & (np.abs(want) > BEYOND * np.abs(got))))
+    loss.zeros += int(np.count_nonzero((magnitude == 0) & (want != 0)))
 
 
 def _faults(pair: Pair, loss: Loss, limits: Limits) -> Iterator[Finding]:
     file, share = pair.child.tensor.file, max(loss.elements, 1)
-    limit = limits.error["fp4" if loss.kind in PACKED else "fp8"]
+    limited = pair.limited
+    limit = limits.error[limited]
+    gain = limits.gain["mx" if loss.kind in ROUNDED_DOWN else limited]
     if not loss.error <= limit:  # NaN is not
         yield Finding("roundtrip-error", file, loss.name, f"at most {limit:.1%}", f"{loss.error:.2%}")
     if not loss.cosine >= limits.cosine:
         yield Finding("roundtrip-cosine", file, loss.name, f"at least {limits.cosine}", f"{loss.cosine:.5f}")
+    if abs(loss.gain - 1) > gain and loss.error <= limit:
+        got = f"{loss.gain:.4f} times"
+        yield Finding("roundtrip-gain", file, loss.name, f"within {gain:.1%} of the parent's size", got)
+    if loss.odd:
+        expected = "each row, column and block within its rounding"
+        yield Finding("roundtrip-local", file, loss.name, expected, ", ".join(loss.odd))
     if loss.clipped / share > limits.clipped:
         got = f"{loss.clipped / share:.1%} of codes"
         yield Finding("clipped-codes", file, loss.name, f"at most {limits.clipped:.1%}", got)

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardmill.kernels.formats import E4M3_VALUES
-from shardmill.verify.formats.schemes import SCALE_DTYPES, Linear
-from shardmill.verify.formats.values import SCALE_LAWS, ElementCheck
+from shardmill.verify.formats.forms.kv_cache import cache_scales
+from shardmill.verify.formats.linear import Linear
+from shardmill.verify.formats.values import ElementCheck, ValueRule, value_rules
 from shardmill.verify.reading.checkpoint import Checkpoint
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.reading.progress import Progress
@@ -24,7 +25,6 @@ from shardmill.verify.rules.findings import Finding, Report
 
 SAMPLE_BYTES = 2 << 20  # of grids, from a remote place
 SAMPLE_OF_A_GRID = 16 << 10
-SEED = 20261129
 
 
 @dataclass(slots=True)
@@ -36,6 +36,7 @@ class Scale:
     zeros: int = 0
     low: float = np.inf
     high: float = -np.inf
+    logs: float = 0.0  # sum of the natural logarithms of the elements above zero
     powers_of_two: bool = True
     faulty: bool = False  # some element is NaN, infinite or negative
 
@@ -44,11 +45,18 @@ class Scale:
         """Of a scalar."""
         return self.high
 
+    @property
+    def typical(self) -> float:
+        """The geometric mean of the elements above zero; 0 where there are none."""
+        return float(np.exp(self.logs / (self.count - self.zeros))) if self.count > self.zeros else 0.0
+
     def add(self, elements: NDArray[np.float32], bits: NDArray[np.uint32] | None) -> None:
         self.count += elements.size
         self.zeros += elements.size - int(np.count_nonzero(elements))
         self.low = min(self.low, float(elements.min()))
         self.high = max(self.high, float(elements.max()))
+        with np.errstate(all="ignore"):
+            self.logs += float(np.log(elements[elements > 0], dtype=np.float64).sum())
         if bits is not None:
             self.powers_of_two &= not bool((bits & 0x007FFFFF).any())
 
@@ -56,9 +64,9 @@ class Scale:
 class _Reader:
     """Feeds a `Scale` and looks for elements that no scale may have."""
 
-    def __init__(self, scale: Scale) -> None:
+    def __init__(self, scale: Scale, law: ValueRule) -> None:
         self._scale, self._dtype = scale, scale.tensor.dtype
-        self._look = ElementCheck(scale.tensor, SCALE_LAWS[self._dtype])
+        self._look = ElementCheck(scale.tensor, law)
 
     def feed(self, strip: NDArray[np.uint8]) -> None:
         elements = self._look.feed(strip)
@@ -102,15 +110,17 @@ def read_scales(
     report: Report,
     sample_bytes: int | None,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    seed: int = 0,
 ) -> dict[str, Scale]:
     """Scale tensor -> what it holds. `sample_bytes` bounds what is read of grids; None reads them whole."""
+    laws = value_rules(linears, checkpoint.tensors)
+    of_weights = [tensor for linear in linears.values() for tensor in linear.scales.values()]
     tensors = [
         tensor
-        for linear in linears.values()
-        for leaf, tensor in linear.scales.items()
-        if tensor.dtype in SCALE_DTYPES[leaf] and tensor.bytes and checkpoint.readable(tensor)
+        for tensor in (*of_weights, *cache_scales(checkpoint.tensors).values())
+        if tensor.name in laws and tensor.bytes and checkpoint.readable(tensor)
     ]
-    parts, whole = _sampled(tensors, sample_bytes)
+    parts, whole = _sampled(tensors, sample_bytes, seed)
     if whole:
         report.checks("scales")
     else:
@@ -119,7 +129,9 @@ def read_scales(
     scales: dict[str, Scale] = {part.name: Scale(part) for part in parts}
     by_file: dict[str, list[Task]] = {}
     for part in sorted(parts, key=lambda part: (part.file, part.begin)):
-        by_file.setdefault(part.file, []).append(Task(part, watch=partial(_Reader, scales[part.name])))
+        by_file.setdefault(part.file, []).append(
+            Task(part, watch=partial(_Reader, scales[part.name], laws[part.name]))
+        )
     jobs = [FileJob(file, checkpoint.files[file], False, tuple(tasks)) for file, tasks in by_file.items()]
     done = Progress(sum(job.bytes for job in jobs), progress)
     for result in stream(checkpoint.source, jobs, done=done).values():
@@ -128,14 +140,14 @@ def read_scales(
     return {name: scale for name, scale in scales.items() if scale.count}
 
 
-def _sampled(tensors: Iterable[Tensor], budget: int | None) -> tuple[list[Tensor], bool]:
+def _sampled(tensors: Iterable[Tensor], budget: int | None, seed: int) -> tuple[list[Tensor], bool]:
     """The tensors to read, cut to their fronts where there is a budget, and whether that is everything."""
     tensors = list(tensors)
     scalars = [tensor for tensor in tensors if tensor.bytes <= 8]
     grids = [tensor for tensor in tensors if tensor.bytes > 8]
     if budget is None or sum(grid.bytes for grid in grids) <= budget:
         return tensors, True
-    order = np.random.Generator(np.random.PCG64(SEED)).permutation(len(grids))
+    order = np.random.Generator(np.random.PCG64(seed)).permutation(len(grids))
     chosen: list[Tensor] = []
     for place in order:
         grid = grids[int(place)]

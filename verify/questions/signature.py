@@ -15,10 +15,13 @@ from shardmill.verify.reading.atomic import write_whole
 from shardmill.verify.reading.checkpoint import open_checkpoint
 from shardmill.verify.reading.manifest import canonical
 from shardmill.verify.reading.source import Folder, read
+from shardmill.verify.reading.stream import FileJob, stream
 from shardmill.verify.rules.findings import Finding, Report
 
 SIGNATURE = "model.sig"
 IGNORED = (SIGNATURE, ".shardmill", ".cache", ".git", ".gitattributes", ".gitignore")
+
+UNSIGNED_MAX = 100  # files that are named
 
 
 class SigningError(Exception):
@@ -28,11 +31,16 @@ class SigningError(Exception):
 def sign(folder: Path, private_key: Path, password: str | None) -> Report:
     """Writes the provenance statement (where there is a manifest) and the signature. Refuses a faulty checkpoint."""
     library = _library()
-    report = integrity(Folder(folder), read_data=False)
+    manifest = open_checkpoint(Folder(folder), Report("sign")).manifest
+    report = integrity(
+        Folder(folder), read_data=manifest is not None
+    )  # who signs a manifest vouches for its digests
     report.question = "sign"
+    if manifest is None and (folder / PROVENANCE).exists():
+        expected = "no statement where there is no manifest to compare it with"
+        report.add(Finding("provenance-differs", PROVENANCE, "", expected, "a statement of something else"))
     if any(finding.severity == "error" for finding in report.findings):
         return report
-    manifest = open_checkpoint(Folder(folder), Report("sign")).manifest
     if manifest is not None:
         write_whole(folder / PROVENANCE, statement_bytes(manifest))
     try:
@@ -54,6 +62,7 @@ def check_signature(folder: Path, public_key: Path) -> Report:
     report = Report("signature")
     if not (folder / SIGNATURE).is_file():
         report.add(Finding("signature-missing", SIGNATURE, "", "a signature", "none"))
+        report.leaves_out("provenance", "there is no signature")
         return report
     try:
         verifier = library.verifying.Config().use_elliptic_key_verifier(public_key=public_key)
@@ -62,15 +71,49 @@ def check_signature(folder: Path, public_key: Path) -> Report:
             f"{public_key}: not a public key of a NIST curve that can be read: {error}."
         ) from None
     try:
-        verifier.set_hashing_config(_hashing(library)).verify(folder, folder / SIGNATURE)
+        verifier.set_hashing_config(_hashing(library, links=_links_stay(folder))).verify(
+            folder, folder / SIGNATURE
+        )
     except Exception as error:  # the library raises many kinds; every one of them means: not vouched for
         said = " ".join(str(error).split()) or type(error).__name__
         report.add(
             Finding("signature-bad", SIGNATURE, "", "the signed files, signed with this key", said[:300])
         )
+    report.add(*_unsigned(folder))
     report.checks("signature")
-    report.add(*_provenance_faults(folder, report))
+    report.add(*_provenance_faults(folder, report), *_subject_faults(folder))
     return report
+
+
+def _unsigned(folder: Path) -> list[Finding]:
+    """Files in state folders, which no signature covers, that are not the state that hub clients keep there."""
+    cache = folder / ".cache"
+    own = cache / "huggingface"
+    strangers = [path for path in cache.rglob("*") if not path.is_dir() and not path.is_relative_to(own)]
+    expected = "only the hub client's own records in a folder that is not signed"
+    return [
+        Finding("signature-bad", str(path.relative_to(folder)), "", expected, "an unsigned file")
+        for path in sorted(strangers)[:UNSIGNED_MAX]
+    ]
+
+
+def _subject_faults(folder: Path) -> list[Finding]:
+    """The manifest's sha256, which the statement repeats, against the files: a signature vouches for both."""
+    source = Folder(folder)
+    manifest = open_checkpoint(source, Report("signature")).manifest
+    if manifest is None:
+        return []
+    files = source.files()
+    jobs = [
+        FileJob(path, files[path], True, ())
+        for path, record in manifest.files.items()
+        if record.sha256 is not None and path in files
+    ]
+    return [
+        Finding("file-digest", result.file, "", str(manifest.files[result.file].sha256), result.sha256)
+        for result in stream(source, jobs).values()
+        if result.sha256 != manifest.files[result.file].sha256
+    ]
 
 
 def _provenance_faults(folder: Path, report: Report) -> list[Finding]:
@@ -78,6 +121,9 @@ def _provenance_faults(folder: Path, report: Report) -> list[Finding]:
     manifest = open_checkpoint(source, Report("signature")).manifest
     if manifest is None:
         report.leaves_out("provenance", "there is no manifest to compare it with")
+        if (folder / PROVENANCE).exists():
+            expected = "a manifest that gives this statement"
+            return [Finding("provenance-differs", PROVENANCE, "", expected, "no manifest")]
         return []
     report.checks("provenance")
     size = source.files().get(PROVENANCE)
@@ -93,8 +139,16 @@ def _provenance_faults(folder: Path, report: Report) -> list[Finding]:
     return []
 
 
-def _hashing(library: Any) -> Any:
-    return library.hashing.Config().set_ignored_paths(paths=IGNORED, ignore_git_paths=True)
+def _hashing(library: Any, links: bool = False) -> Any:
+    config = library.hashing.Config().set_ignored_paths(paths=IGNORED, ignore_git_paths=True)
+    return config.set_allow_symlinks(True) if links else config
+
+
+def _links_stay(folder: Path) -> bool:
+    """Whether all links end where `integrity` follows them: in the folder, or in the blobs of a hub's cache."""
+    source = Folder(folder)
+    source.files()
+    return not any(finding.slug == "link-leaves-folder" for finding in source.findings())
 
 
 def _library() -> Any:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from shardmill.verify.reading.checkpoint import SUFFIX, Checkpoint, Index
+from shardmill.verify.reading.what_it_is import folder_is
 from shardmill.verify.rules.findings import Finding
 
 _NUMBERED = re.compile(r"^(.*)-(\d{1,6})-of-(\d{1,6})\.safetensors$")
@@ -14,7 +15,7 @@ _NUMBERED = re.compile(r"^(.*)-(\d{1,6})-of-(\d{1,6})\.safetensors$")
 def structure_faults(checkpoint: Checkpoint) -> Iterator[Finding]:
     shards = [file for file in checkpoint.files if file.endswith(SUFFIX)]
     if not any("/" not in file for file in shards) and not checkpoint.headers:
-        got = f"some in subfolders, such as {shards[0]}" if shards else "none"
+        got = folder_is(checkpoint.files) or "none"
         yield Finding(
             "no-weights", checkpoint.source.where, "", "safetensors files in the folder itself", got
         )

@@ -1,6 +1,7 @@
 """At which tensor-parallel sizes block-quantized modules can be cut: a rank's rows must be whole blocks.
 
-Inside a fused module every part must end on a block, so a part of 64 / TP rows counts by itself.
+Inside a fused module every part must end on a block, so a part of 64 / TP rows counts by itself. With more ranks than
+key-value heads, engines give each rank a copy of one head.
 """
 
 from __future__ import annotations
@@ -16,17 +17,21 @@ from shardmill.verify.rules.findings import Finding
 SIZES = (1, 2, 4, 8)
 
 
-def tensor_parallel(linears: Mapping[str, Linear], declared: Declaration | None) -> dict[int, str]:
+def tensor_parallel(
+    linears: Mapping[str, Linear], declared: Declaration | None, more: tuple[int, ...] = (), kv_heads: int = 0
+) -> dict[int, str]:
     """TP size -> "" if every quantized module can be cut, else the first that can't and why."""
-    verdict = dict.fromkeys(SIZES, "")
+    verdict = dict.fromkeys(sorted({*SIZES, *more}), "")
     seen: set[tuple[str, tuple[int, ...]]] = set()
     for module, linear in linears.items():
         key = (kind_of(module), linear.shape)
         if linear.weight is None or key in seen:
             continue
         seen.add(key)
-        for size in SIZES:
-            verdict[size] = verdict[size] or _trouble(module, linear, _block(linear, declared), size)
+        for size in verdict:
+            verdict[size] = verdict[size] or _trouble(
+                module, linear, _block(linear, declared), size, kv_heads
+            )
     return verdict
 
 
@@ -50,11 +55,15 @@ def _block(linear: Linear, declared: Declaration | None) -> Block:
     return (128, 128) if linear.kind == "fp8-pbwo" else block_of(linear, declared)
 
 
-def _trouble(module: str, linear: Linear, block: tuple[int, int], size: int) -> str:
+def _trouble(module: str, linear: Linear, block: tuple[int, int], size: int, kv_heads: int) -> str:
     leaf = module.rpartition(".")[2]
     if len(linear.shape) < 2:
         return ""
     rows, cols = linear.shape[-2:]
+    if leaf in ("k_proj", "v_proj") and 0 < kv_heads < size:
+        if size % kv_heads:
+            return f"{leaf}: {kv_heads} heads do not go into {size} ranks"
+        return _cut(leaf, "rows", rows, block[0], kv_heads)
     if leaf in COLUMN_PARALLEL:
         return _cut(leaf, "rows", rows, block[0], size)
     if leaf in ROW_PARALLEL:

@@ -11,15 +11,18 @@ from typing import Any
 
 from shardmill.verify.reading import bounded_json
 from shardmill.verify.reading.bounded_json import BadJsonError
+from shardmill.verify.reading.declarations import DECLARATIONS, configs_differ, declarations_in
 from shardmill.verify.reading.header import LENGTH_BYTES, Header, Tensor, header_length, parse_header
 from shardmill.verify.reading.manifest import MANIFEST, Manifest, parse_manifest
 from shardmill.verify.reading.source import Source, read
+from shardmill.verify.reading.what_it_is import HEAD_BYTES, what_it_is
 from shardmill.verify.rules.findings import Finding, Report, UnreadableError
 
 INDEX = "model.safetensors.index.json"
 INDEX_SUFFIX = ".safetensors.index.json"
 SUFFIX = ".safetensors"
 TENSORS_MAX = 600_000  # of a whole checkpoint
+HEADERS_BYTES_MAX = 64 << 20  # of a whole checkpoint: three times those of 150,000 tensors
 FILES_MAX = 20_000  # that an index names
 MANIFEST_BYTES_MAX = 40 << 20
 
@@ -57,8 +60,9 @@ def open_checkpoint(source: Source, report: Report) -> Checkpoint:
     checkpoint = Checkpoint(source, source.files())
     report.add(*source.findings())
     checkpoint.index = _read_index(checkpoint, report)
+    left = Left(TENSORS_MAX, HEADERS_BYTES_MAX)
     for file in _shard_files(checkpoint):
-        header = _read_header(checkpoint, file, report)
+        header = _read_header(checkpoint, file, left, report)
         if header is not None:
             checkpoint.headers[file] = header
     checkpoint.tensors = _by_name(checkpoint)
@@ -93,28 +97,29 @@ def _read_object(checkpoint: Checkpoint, file: str, report: Report) -> dict[str,
             return value
         report.add(Finding("config-json", file, "", "an object", type(value).__name__))
     except BadJsonError as error:
-        report.add(Finding("config-json", file, "", "JSON", str(error)))
+        what = _what(checkpoint, file)
+        report.add(
+            Finding("not-the-file", file, "", "JSON", what)
+            if what
+            else Finding("config-json", file, "", "JSON", str(error))
+        )
     except UnreadableError as error:
         report.add(error.finding)
     return {}
 
 
 def _quantization(checkpoint: Checkpoint, report: Report) -> dict[str, Any]:
-    """The quantization_config wherever loaders look for it: config.json, its text_config, hf_quant_config.json."""
-    config = checkpoint.config
-    text_config = config.get("text_config")
-    places = [config, text_config if isinstance(text_config, dict) else {}]
+    """The quantization_config, at the top or in a part of config.json, else that of hf_quant_config.json."""
     legacy = _read_object(checkpoint, "hf_quant_config.json", report).get("quantization")
-    for place in places:
-        for key in ("quantization_config", "compression_config"):
-            found = place.get(key)
-            if isinstance(found, dict):
-                if isinstance(legacy, dict) and legacy.get("quant_algo") != found.get("quant_algo"):
-                    algos = repr(legacy.get("quant_algo")), repr(found.get("quant_algo"))
-                    report.add(Finding("configs-differ", "hf_quant_config.json", "", algos[1], algos[0]))
-                return found
-            if found is not None:
-                report.add(Finding("config-json", "config.json", "", f"{key} as an object", repr(found)[:80]))
+    found = next(declarations_in(checkpoint.config), ("", None))[1]
+    for key in DECLARATIONS:
+        value = checkpoint.config.get(key)
+        if value is not None and not isinstance(value, dict):
+            report.add(Finding("config-json", "config.json", "", f"{key} as an object", repr(value)[:80]))
+    if isinstance(found, dict):
+        if isinstance(legacy, dict):
+            report.add(*configs_differ(found, legacy))
+        return found
     return {"quant_method": "modelopt", **legacy} if isinstance(legacy, dict) else {}
 
 
@@ -133,13 +138,21 @@ def _read_manifest(checkpoint: Checkpoint, report: Report) -> Manifest | None:
 
 def _read_index(checkpoint: Checkpoint, report: Report) -> Index | None:
     found = [file for file in checkpoint.files if file.endswith(INDEX_SUFFIX) and "/" not in file]
-    file = INDEX if INDEX in found else found[0] if len(found) == 1 else None
+    alone = (
+        len(found) == 1 and "model.safetensors" not in checkpoint.files
+    )  # else it is a variant's, or left over
+    file = INDEX if INDEX in found else found[0] if alone else None
     if file is None:
         return None
     try:
         value = bounded_json.loads(_read_whole(checkpoint, file, bounded_json.BYTES_MAX))
     except BadJsonError as error:
-        report.add(Finding("index-json", file, "", "JSON", str(error)))
+        what = _what(checkpoint, file)
+        report.add(
+            Finding("not-the-file", file, "", "JSON", what)
+            if what
+            else Finding("index-json", file, "", "JSON", str(error))
+        )
         return None
     except UnreadableError as error:
         report.add(error.finding)
@@ -189,21 +202,44 @@ def _shard_files(checkpoint: Checkpoint) -> list[str]:
     return sorted(top | (named & set(checkpoint.files)))
 
 
-def _read_header(checkpoint: Checkpoint, file: str, report: Report) -> Header | None:
+@dataclass(slots=True)
+class Left:
+    """What may still be read of all headers together."""
+
+    tensors: int
+    bytes: int
+
+
+def _read_header(checkpoint: Checkpoint, file: str, left: Left, report: Report) -> Header | None:
     size = checkpoint.files[file]
-    room = TENSORS_MAX - sum(len(header.tensors) for header in checkpoint.headers.values())
     try:
         length = header_length(file, read(checkpoint.source, file, 0, min(LENGTH_BYTES, size)), size)
+        if length > left.bytes:
+            limit = f"at most {HEADERS_BYTES_MAX:,} bytes of headers in all files"
+            raise UnreadableError(Finding("header-limit", file, "", limit, "more"))
         text = read(checkpoint.source, file, LENGTH_BYTES, LENGTH_BYTES + length)
         header = parse_header(file, text, size)
-        if len(header.tensors) > room:
+        left.tensors, left.bytes = left.tensors - len(header.tensors), left.bytes - length
+        if left.tensors < 0:
             limit = f"at most {TENSORS_MAX:,} tensors in all files"
             raise UnreadableError(Finding("header-limit", file, "", limit, "more"))
     except UnreadableError as error:
-        report.add(error.finding)
+        what = _what(checkpoint, file, text=True) if error.finding.rule.id < "SM014" else ""
+        report.add(Finding("not-the-file", file, "", "a safetensors file", what) if what else error.finding)
         return None
     report.add(*header.findings)
     return header
+
+
+def _what(checkpoint: Checkpoint, file: str, text: bool = False) -> str:
+    """What stands in place of a safetensors file, where its first bytes say it."""
+    try:
+        size = checkpoint.files[file]
+        return (
+            what_it_is(read(checkpoint.source, file, 0, min(size, HEAD_BYTES))) if size else "an empty file"
+        )
+    except UnreadableError:
+        return ""
 
 
 def _by_name(checkpoint: Checkpoint) -> dict[str, Tensor]:

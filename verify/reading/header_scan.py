@@ -16,6 +16,7 @@ from shardmill.verify.reading.bounded_json import BadJsonError
 from shardmill.verify.rules.findings import Finding, UnreadableError
 
 METADATA_MAX = 20_000  # entries of one file
+METADATA_CHARS_MAX = 4_096  # of a value that is kept; nothing here reads more
 ENTRY_CHARS_MAX = 4_096
 DIMS_MAX = 64
 U64 = 1 << 64
@@ -108,7 +109,7 @@ class Scan:
             key, value = self._string(pair[1]), self._string(pair[2])
             if key in metadata:
                 raise self.fault("header-duplicate", f"one metadata entry {key!r}", "two")
-            metadata[key], self.at = value, pair.end()
+            metadata[key[:METADATA_CHARS_MAX]], self.at = value[:METADATA_CHARS_MAX], pair.end()
             if pair[3] == "}":
                 return metadata
         raise self.fault("header-limit", f"at most {METADATA_MAX:,} metadata entries", "more")

@@ -81,6 +81,11 @@ class Manifest:
     algorithms: dict[str, str]
     self_digest: str
 
+    @property
+    def hashes_files(self) -> bool:
+        """Whether it says that every file's sha256 is in it."""
+        return self.algorithms["file"] == "sha256"
+
 
 def canonical(value: object) -> bytes:
     return (json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True) + "\n").encode()

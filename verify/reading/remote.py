@@ -1,19 +1,23 @@
 """Checkpoints behind an address: headers and sampled ranges by HTTP range requests, never a whole repository.
 
-A server that fails for a moment (429, 5xx, a cut connection) is asked again, a few times; one that ignores ranges or
-whose file changes under us is a finding. Credentials never follow a redirect to another host.
+A server that fails for a moment (429, 5xx, a broken connection) is asked again, a few times; one that ignores ranges or
+whose file changes under us is a finding. Credentials never follow a redirect to another host, and no redirect leads to
+another host within this network. All requests of a place share one limit of time, and one of time lost by waiting.
 """
 
 from __future__ import annotations
 
 import http.client
+import ipaddress
 import re
+import socket
 import threading
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Any, Self
 
@@ -24,9 +28,34 @@ BACKOFF_SECONDS = 0.5  # doubled at each try
 WAIT_SECONDS_MAX = 30.0
 TIMEOUT_SECONDS = 30.0
 REDIRECTS_MAX = 5
+REQUEST_SECONDS = 20.0  # of one answer, and a second more for each BYTES_A_SECOND that came
+BYTES_A_SECOND = 16 << 10
+PIECE_BYTES = 1 << 20
+LOST_SHARE = 20  # of the whole limit, one part in so many may be lost by failures and waiting
 AGAIN = frozenset((408, 429, 500, 502, 503, 504))
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})$")
+
+
+@dataclass(slots=True)
+class Limits:
+    """What the user allows; one for the process, set by the commands."""
+
+    seconds: float = 600.0  # of all requests of a place
+    private: bool = False  # whether redirects may lead to another host of this network
+
+
+LIMITS = Limits()
+
+
+def is_private(host: str) -> bool:
+    """Whether a host's name leads to this machine or this network. A name without an address leads nowhere."""
+    try:
+        found = socket.getaddrinfo(host, None)
+    except (OSError, UnicodeError):
+        return False
+    addresses = (ipaddress.ip_address(str(row[4][0]).partition("%")[0]) for row in found)
+    return any(not address.is_global or address.is_multicast for address in addresses)
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
@@ -40,6 +69,9 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         old, new = urllib.parse.urlsplit(req.full_url), urllib.parse.urlsplit(newurl)
         if new.scheme not in ("http", "https") or (old.scheme == "https" and new.scheme == "http"):
             raise urllib.error.HTTPError(newurl, code, f"a redirect to {new.scheme}", headers, fp)
+        if new.hostname != old.hostname and not LIMITS.private and is_private(new.hostname or ""):
+            said = "a redirect to a private host; --allow-private follows it"
+            raise urllib.error.HTTPError(newurl, code, said, headers, fp)
         request = super().redirect_request(req, fp, code, msg, headers, newurl)
         if request is not None and old.netloc != new.netloc:
             request.remove_header("Authorization")
@@ -58,6 +90,10 @@ class Address:
         self._lock = threading.Lock()
         self._kept: dict[str, bytes] = {}
         self.transferred = 0
+        self._begun, self._lost = time.monotonic(), 0.0
+
+    def _left(self) -> float:
+        return LIMITS.seconds - (time.monotonic() - self._begun)
 
     def url(self, file: str) -> str:
         return self.base + urllib.parse.quote(file)
@@ -87,17 +123,33 @@ class Address:
         last: Finding | None = None
         for attempt in range(TRIES):
             if attempt:
-                time.sleep(min(wait, WAIT_SECONDS_MAX))
+                patience = LIMITS.seconds / LOST_SHARE - self._lost
+                if patience <= 0:
+                    break
+                pause = min(wait, WAIT_SECONDS_MAX, patience, max(self._left(), 0))
+                time.sleep(pause)
+                self._lost += pause
                 wait *= 2
+            if self._left() <= 0:
+                said = f"nothing more within {LIMITS.seconds:g} seconds; --timeout allows more"
+                raise UnreadableError(Finding("remote-fails", file, "", "an answer", said))
+            begun = time.monotonic()
             try:
                 piece, size = self._ask(file, begin + len(got), end)
             except urllib.error.HTTPError as error:
-                last = Finding("remote-fails", file, "", "an answer", f"HTTP {error.code}")
-                if error.code not in AGAIN:
+                self._lost += time.monotonic() - begun
+                said = (
+                    error.reason
+                    if isinstance(error.reason, str) and error.reason.startswith("a redirect")
+                    else ""
+                )
+                last = Finding("remote-fails", file, "", "an answer", said or f"HTTP {error.code}")
+                if said or error.code not in AGAIN:
                     break
                 wait = max(wait, _retry_after(error.headers.get("Retry-After")))
                 continue
-            except (OSError, http.client.HTTPException) as error:
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                self._lost += time.monotonic() - begun
                 last = Finding(
                     "remote-fails", file, "", "an answer", f"{type(error).__name__}: {error}"[:120]
                 )
@@ -115,7 +167,7 @@ class Address:
         request = urllib.request.Request(self.url(file), headers=self._headers)
         request.add_header("Range", f"bytes={begin}-{end - 1}")
         request.add_header("Accept-Encoding", "identity")
-        with _opener.open(request, timeout=TIMEOUT_SECONDS) as response:
+        with _opener.open(request, timeout=max(min(TIMEOUT_SECONDS, self._left()), 0.1)) as response:
             if response.status != 206:
                 got = f"HTTP {response.status} with the whole file"
                 raise UnreadableError(
@@ -126,13 +178,26 @@ class Address:
                 said = str(response.headers.get("Content-Range"))
                 expected = f"bytes {begin}-{end - 1}"
                 raise UnreadableError(Finding("remote-no-ranges", file, "", expected, said[:80]))
-            try:
-                data = response.read(int(match[2]) - begin + 1)
-            except http.client.IncompleteRead as error:
-                data = error.partial
+            data = self._body(response, int(match[2]) - begin + 1)
         with self._lock:
             self.transferred += len(data)
         return data, int(match[3])
+
+    def _body(self, response: http.client.HTTPResponse, count: int) -> bytes:
+        """Up to `count` bytes, as they come. Raises TimeoutError for a server that gives them too slowly."""
+        begun, pieces, got = time.monotonic(), [], 0
+        while got < count:
+            try:
+                piece = response.read1(min(count - got, PIECE_BYTES))
+            except http.client.IncompleteRead as error:
+                piece = error.partial
+            if not piece:
+                break
+            pieces.append(piece)
+            got += len(piece)
+            if time.monotonic() - begun > REQUEST_SECONDS + got / BYTES_A_SECOND or self._left() <= 0:
+                raise TimeoutError(f"{got:,} bytes of {count:,} in {time.monotonic() - begun:.0f} seconds")
+        return b"".join(pieces)
 
 
 def _retry_after(value: str | None) -> float:

@@ -18,6 +18,8 @@ from shardmill.verify.rules.findings import Finding, UnreadableError
 
 ENTRIES_MAX = 100_000  # of a folder, its own folders included
 DEPTH_MAX = 8
+SPARSE_FROM = 1 << 34  # bytes; a smaller file is read whatever it holds
+SPARSE_SHARE = 4  # below a quarter on the disk
 
 # What a cut save or download leaves behind: the safetensors library's .tmpXXXXXX, downloaders' own endings.
 _ORPHAN = re.compile(r"^\.tmp\w{6}$|\.(incomplete|part|partial|tmp|aria2|crdownload)$")
@@ -116,6 +118,7 @@ class Folder:
         self._only = None if path.is_dir() else path.name
         self.where = str(path)
         self._findings: list[Finding] = []
+        self.sparse: set[str] = set()  # files of which hardly anything was ever written
 
     def findings(self) -> list[Finding]:
         return self._findings
@@ -140,6 +143,16 @@ class Folder:
         for entry in entries:
             room[0] -= 1
             if room[0] < 0:
+                if room[0] == -1:
+                    self._findings.append(
+                        Finding(
+                            "listing-bound",
+                            prefix,
+                            "",
+                            f"at most {ENTRIES_MAX:,} entries",
+                            "more; they were not looked at",
+                        )
+                    )
                 return
             name = prefix + entry.name
             if _ORPHAN.search(entry.name) and entry.is_file(follow_symlinks=False):
@@ -149,6 +162,11 @@ class Folder:
             elif entry.is_dir(follow_symlinks=False):
                 if depth:
                     yield from self._walk(Path(entry.path), name + "/", depth - 1, room)
+                else:
+                    said = f"folders of at most {DEPTH_MAX} levels"
+                    self._findings.append(
+                        Finding("listing-bound", prefix, "", said, "a deeper one; it was not looked at")
+                    )
             else:
                 yield from self._file(Path(entry.path), name)
 
@@ -162,6 +180,10 @@ class Folder:
             self._findings.append(Finding("special-file", name, "", "a readable file", error.strerror or ""))
             return
         if stat.S_ISREG(facts.st_mode):
+            if facts.st_size > SPARSE_FROM and 512 * facts.st_blocks < facts.st_size // SPARSE_SHARE:
+                self.sparse.add(name)
+                got = f"{512 * facts.st_blocks:,} of {facts.st_size:,} bytes"
+                self._findings.append(Finding("sparse-file", name, "", "a file that was written whole", got))
             yield name, facts.st_size
         elif not stat.S_ISDIR(facts.st_mode):
             self._findings.append(

@@ -58,7 +58,7 @@ def measure(
     child: Checkpoint, origin: Checkpoint, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> dict[str, Measure]:
     """Weight -> Measure, for each weight of `child` whose form is another than in `origin`, as roundtrip pairs them."""
-    pairs = list(pairs_of(child, origin, everything=False))
+    pairs = [pair for pair in pairs_of(child, origin, everything=False) if pair.child.linear is not None]
     done = Progress(sum(pair.child.tensor.bytes for pair in pairs), progress)
 
     def work(pair: Pair, _: None) -> Measure:

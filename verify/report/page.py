@@ -5,6 +5,7 @@ The page fetches nothing: style, script and figures stand inside it, and its own
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -17,7 +18,9 @@ from shardmill.verify.report.canvas import SIZES
 from shardmill.verify.report.facts import Facts, Family, RuleFindings, Weight
 from shardmill.verify.report.histogram import shares
 from shardmill.verify.report.units import SPACE, change, count, human, percent
+from shardmill.verify.rules.findings import printable
 
+CHARS_MAX = 500  # of a text that the manifest gives
 NAMES_SHOWN_MAX = 200  # of dropped and renamed tensors; report.json has them all
 
 
@@ -62,7 +65,7 @@ def _environment(is_html: bool) -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters |= {"human": human, "percent": percent, "count": count, "change": change}
-    environment.filters |= {"breakable": breakable, "cell": cell, "done_why": done_why}
+    environment.filters |= {"breakable": breakable, "cell": cell, "code": code, "done_why": done_why}
     return environment
 
 
@@ -111,7 +114,9 @@ def told_repairs(repairs: Iterable[Mapping[str, Any]]) -> list[str]:
 def _ranges(group: list[Mapping[str, Any]]) -> str:
     told = ""
     for key in sorted(key for key in group[0] if key.endswith("_ppm")):
-        numbers = [repair[key] / 1_000_000 for repair in group]
+        numbers = [repair[key] / 1_000_000 for repair in group if type(repair.get(key)) is int]
+        if not numbers:
+            continue
         name = key.removesuffix("_ppm").replace("_", " ")
         told += f"; {name} {percent(min(numbers))} to {percent(max(numbers))}"
     return told
@@ -158,9 +163,20 @@ def breakable(name: str) -> Markup:
     return Markup("<wbr>").join(escape(part) for part in _parts(name))
 
 
-def cell(text: str) -> str:
-    """The text as it may stand in a cell of a Markdown table."""
-    return " ".join(text.replace("\\", "\\\\").replace("|", "\\|").split())
+_MARKDOWN = re.compile(r"([\\`*\[\]|]|(?<!\w)_|_(?!\w)|^[#>+-])")
+
+
+def cell(text: object) -> str:
+    """The text as it may stand anywhere in Markdown: one line, no link, no tag, no heading, no end of a cell."""
+    one_line = " ".join(printable(" ".join(str(text).split()), CHARS_MAX).split())
+    return _MARKDOWN.sub(r"\\\1", one_line).replace("<", "&lt;")
+
+
+def code(text: object) -> str:
+    """The text as a span of code; as escaped text where it holds what could end the span, or looks like more."""
+    plain = str(text)
+    fits = plain and plain.isprintable() and not any(sign in plain for sign in ("`", "<", "]("))
+    return f"`{plain[:CHARS_MAX]}`" if fits else cell(text)
 
 
 def _parts(name: str) -> list[str]:

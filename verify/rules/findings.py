@@ -1,7 +1,8 @@
 """What a question answers with: findings, each named by a rule, and what was and was not looked at.
 
 A checker never raises for a fault of the checkpoint: it adds a finding and goes on, so that one run names them all.
-An empty report is a clean one. The exit code is 0 for clean or info only, 1 for errors or warnings.
+A report is clean only if every weight was judged and the question was asked. The exit code is 0 for clean or info
+only, 1 for errors or warnings; a strict one is also 1 for a weight that was not judged or a question not asked.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from shardmill.verify.rules.coverage import Coverage
 from shardmill.verify.rules.table import RULES, Rule
 
 # A hostile file can hold a million faults of one kind; a report names this many and counts the rest.
@@ -69,6 +71,18 @@ def printable(text: str, chars_max: int = 300) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in shown)
 
 
+FACT_CHARS_MAX = 2_000
+
+
+def _bounded(fact: object) -> object:
+    """A fact with every text of it printable and of bounded length, keys too."""
+    if isinstance(fact, dict):
+        return {printable(str(key), FACT_CHARS_MAX): _bounded(value) for key, value in fact.items()}
+    if isinstance(fact, (list, tuple)):
+        return [_bounded(value) for value in fact]
+    return printable(fact, FACT_CHARS_MAX) if isinstance(fact, str) else fact
+
+
 @dataclass(slots=True)
 class Report:
     """The answer to one question about one checkpoint."""
@@ -79,6 +93,8 @@ class Report:
     findings: list[Finding] = field(default_factory=list)
     fine: list[str] = field(default_factory=list)  # one line for each file without a finding
     facts: dict[str, object] = field(default_factory=dict)  # what the question measured beside its findings
+    coverage: Coverage = field(default_factory=Coverage)
+    not_asked: dict[str, str] = field(default_factory=dict)  # question -> why it could not be asked
     more: Counter[str] = field(default_factory=Counter)  # rule's slug -> findings that were counted, not kept
     _kept: Counter[str] = field(default_factory=Counter)
 
@@ -103,15 +119,28 @@ class Report:
         """Findings of one rule, those that were not kept included."""
         return self._kept[slug] + self.more[slug]
 
+    def cannot_ask(self, reason: str) -> None:
+        """Says that this question could not be asked here, and why."""
+        self.not_asked.setdefault(self.question, reason)
+
     @property
     def status(self) -> str:
-        """'clean', or the severity of the worst finding."""
+        """The severity of the worst finding; without one 'not asked', 'partial' or 'clean'."""
         worst = min((ORDER[finding.severity] for finding in self.findings), default=None)
-        return "clean" if worst is None else list(ORDER)[worst].value
+        if worst is not None:
+            return list(ORDER)[worst].value
+        if self.question in self.not_asked:
+            return "not asked"
+        return "clean" if self.coverage.whole else "partial"
 
     @property
     def exit_code(self) -> int:
         return 1 if self.status in (Severity.ERROR, Severity.WARNING) else 0
+
+    @property
+    def strict_exit_code(self) -> int:
+        """As `exit_code`, and 1 where a weight was not judged or a question was not asked."""
+        return 1 if self.coverage.not_judged or self.not_asked else self.exit_code
 
     def worst_first(self) -> list[Finding]:
         return sorted(self.findings, key=lambda f: (ORDER[f.severity], f.rule.id, f.file, f.tensor))
@@ -120,12 +149,14 @@ class Report:
         value: dict[str, object] = {
             "question": self.question,
             "status": self.status,
-            "checked": self.checked,
-            "not_checked": list(self.not_checked),
+            "coverage": self.coverage.as_json(),
+            "not_asked": {question: printable(reason) for question, reason in self.not_asked.items()},
+            "checked": [printable(topic) for topic in self.checked],
+            "not_checked": [printable(topic) for topic in self.not_checked],
             "findings": [finding.as_json() for finding in self.worst_first()],
         }
         if self.more:
             value["more"] = {RULES[slug].id: count for slug, count in sorted(self.more.items())}
         if self.facts:
-            value["facts"] = self.facts
+            value["facts"] = _bounded(self.facts)
         return json.dumps(value, indent=2)

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from shardmill.pipeline.actions import Conversion
+from shardmill.pipeline.actions import Conversion, Convert
+from shardmill.pipeline.formats import formats
+from shardmill.pipeline.formats.base import Params
+from shardmill.pipeline.plan.profiles.names import heads, in_memory
 from shardmill.pipeline.recipe.tables import Recipe
 from shardmill.pipeline.types import BlockShape, TensorRef
 
@@ -41,8 +44,24 @@ class Child:
 
 
 def module_of(weight: str) -> str:
-    """`a.b.weight` -> `a.b`."""
-    return weight.removesuffix(WEIGHT_SUFFIX)
+    """`a.b.weight` and `a.b.weight_packed` -> `a.b`."""
+    return weight.removesuffix("_packed").removesuffix(WEIGHT_SUFFIX)
+
+
+def entries(child: Child, profile: str) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Module -> (format, what the profile says of it), of every weight that is converted to a quantized format."""
+    found: dict[str, tuple[str, dict[str, Any]]] = {}
+    for weight, action in child.conversions.items():
+        if isinstance(action, Convert) and action.to != "bf16":
+            spelling = formats()[action.to].spelling(profile)
+            if spelling and spelling.entry:
+                found[module_of(weight)] = (action.to, spelling.entry(action.params))
+        elif not isinstance(action, Convert) and (block := action.block_made):
+            spelling = formats()["fp8-block"].spelling(profile)
+            if spelling and spelling.entry:
+                entry = spelling.entry(Params(block=(block.rows, block.cols)))
+                found[module_of(weight)] = ("fp8-block", entry)
+    return found
 
 
 def blocks(child: Child) -> dict[str, BlockShape]:
@@ -80,7 +99,9 @@ def unquantized(child: Child) -> list[str]:
     listed module for all that lies in it.
     """
     with_codes = {
-        prefix for weight in blocks(child) for prefix in accumulate(weight.split("."), "{}.{}".format)
+        prefix
+        for weight in (*blocks(child), *child.conversions)
+        for prefix in accumulate(weight.split("."), "{}.{}".format)
     }
     modules: set[str] = set()
     for name, ref in child.tensors.items():
@@ -91,7 +112,9 @@ def unquantized(child: Child) -> list[str]:
             modules.update((module_of(name), *fused_names(module_of(name), child.recipe)))
         elif not name.endswith(("_scale", "_scale_inv")):
             modules.add(home if len(ref.shape) > 2 and home not in with_codes else name)
-    return sorted(modules)
+    held = {module_of(name) for name in child.tensors if name.endswith(_PACKED)}
+    modules.update(heads(held, child.config))
+    return sorted({name for module in modules for name in in_memory(module)})
 
 
 def fused_names(module: str, recipe: Recipe) -> Iterator[str]:
@@ -103,12 +126,20 @@ def fused_names(module: str, recipe: Recipe) -> Iterator[str]:
 
 
 def vocabulary_problems(child: Child, profile: str) -> Iterator[str]:
-    for weight in blocks(child):
+    for weight in (
+        *blocks(child),
+        *(name for name, made in child.conversions.items() if is_quantizing(made)),
+    ):
         if module_of(weight).rpartition(".")[2] in VOCABULARY:
             yield (
                 f"{weight}: the profile {profile!r} has no quantized vocabulary matrices, its loaders expect them as "
                 f"floats; keep it, or choose 'modelopt-mixed' and the patched runtime"
             )
+
+
+def is_quantizing(action: Conversion) -> bool:
+    """Whether an action leaves a weight in a format other than floats and block FP8."""
+    return isinstance(action, Convert) and action.to not in ("bf16", "fp8-block")
 
 
 def passed_on_problems(child: Child, profile: str, scale_suffix: str) -> Iterator[str]:
@@ -122,7 +153,7 @@ def passed_on_problems(child: Child, profile: str, scale_suffix: str) -> Iterato
                 f"config declares, as the profile {profile!r} needs; dequantize it or choose another profile"
             )
     for name, ref in child.tensors.items():
-        if is_packed(name, ref):
+        if is_packed(name, ref) and name not in child.conversions:
             yield f"{name}: is packed {ref.dtype}, which the profile {profile!r} can't declare; choose 'modelopt-mixed'"
 
 

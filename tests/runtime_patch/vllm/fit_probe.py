@@ -7,11 +7,26 @@ device; their rows are sized as a rung would, whatever plugin is installed.
 """
 
 import json
+import traceback
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+from torch.overrides import TorchFunctionMode
+
 from tests.runtime_patch.vllm import probe
+from tests.runtime_patch.vllm.fake_platform import prepare
 from tests.runtime_patch.vllm.plan_probe import specs_of
+
+
+class NoCard(TorchFunctionMode):
+    """Puts on the meta device what vLLM's modules put on a card by name, some of it while they are imported."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if str(kwargs.get("device", "")).startswith("cuda"):
+            kwargs = {**kwargs, "device": "meta"}
+        return function(*args, **kwargs)
 
 
 def write_config(folder, case):
@@ -26,7 +41,10 @@ def engine_config(job, folder, preset):
         "enable_prefix_caching": preset["prefix_caching"],
         "kv_cache_dtype": preset["kv_dtype"],
         "mamba_ssm_cache_dtype": preset["state_dtype"],
+        "max_num_batched_tokens": preset["batched_tokens"],
     }
+    if not (Path(folder) / "config.json").read_text().count("vision_config"):
+        engine["limit_mm_per_prompt"] = {}
     if preset["draft_tokens"]:
         engine["speculative_config"] = {"method": "mtp", "num_speculative_tokens": preset["draft_tokens"]}
     return probe.engine_config({"checkpoint": folder, "engine": engine})
@@ -59,28 +77,61 @@ def plan(config, specs, pin):
     }
 
 
-def look(job):
+def answer(job, case, folder):
+    """The planner's numbers for one case, or why vLLM cannot serve it."""
     from vllm.config import set_current_vllm_config
     from vllm.platforms import current_platform
 
-    report, started = [], False
-    for i, case in enumerate(job["cases"]):
-        folder = f"{job['folder']}/{i}"
-        write_config(folder, case)
-        config = engine_config(job, folder, case["preset"])
-        with set_current_vllm_config(config):
-            if not started:
-                probe.start_world(job)
-                started = True
-            probe.build(config)
-            if case["preset"]["draft_tokens"]:
-                draft_config, draft_model = probe.draft_of(config)
-                with set_current_vllm_config(draft_config):
-                    probe.build(draft_config, draft_model)
-            current_platform.update_block_size_for_backend(config)
-            config.cache_config.kv_cache_layout = "BLHNC"
-            specs = rows_of(specs_of(config, case["preset"]["kda_backend"]), case["row_bytes"])
-            report.append(plan(config, specs, case["pin"]))
+    write_config(folder, case)
+    config = engine_config(job, folder, case["preset"])
+    with set_current_vllm_config(config):
+        if not torch.distributed.is_initialized():
+            probe.start_world(job)
+        probe.build(config)
+        if case["preset"]["draft_tokens"]:
+            draft_config, draft_model = probe.draft_of(config)
+            with set_current_vllm_config(draft_config):
+                probe.build(draft_config, draft_model)
+        current_platform.update_block_size_for_backend(config)
+        config.cache_config.kv_cache_layout = "BLHNC"
+        specs = specs_of(config, case["preset"]["kda_backend"])
+        if (
+            case["family"] == "glm5_next" and case["preset"]["sm"] == 120
+        ):  # the plugin's rows are of its backend alone
+            specs = rows_of(specs, case["row_bytes"])
+        return plan(config, specs, case["pin"]) | {"backend": backends(config)}
+
+
+def backends(config):
+    """The names of the attention backends that vLLM chose, for a reader of the record."""
+    layers = config.compilation_config.static_forward_context.values()
+    return sorted(
+        {layer.get_attn_backend().get_name() for layer in layers if hasattr(layer, "get_attn_backend")}
+    )
+
+
+def look(job):
+    from vllm.model_executor.models import registry
+
+    prepare()
+    registry._run_in_subprocess = lambda inspect: (
+        inspect()
+    )  # a process for each class costs ten seconds of CPU
+    with NoCard():
+        return plan_all(job)
+
+
+def plan_all(job):
+    report = {}
+    for case in job["cases"]:
+        folder = f"{job['folder']}/{case['index']}"
+        try:
+            report[case["index"]] = answer(job, case, folder)
+        except Exception as error:
+            if job.get("loud"):
+                traceback.print_exc()
+            report[case["index"]] = {"error": f"{type(error).__name__}: {str(error)[:300]}"}
+        Path(job["out"]).write_text(json.dumps(report))
     return report
 
 

@@ -193,8 +193,9 @@ def look(job):
 
 
 def main(look):
-    """Runs `look` on the job of the command line and writes its report, or the error that it met."""
-    job = json.loads(sys.argv[1])
+    """Runs `look` on the job of the command line, JSON or @FILE, and writes its report, or the error that it met."""
+    word = sys.argv[1]
+    job = json.loads(Path(word[1:]).read_text() if word.startswith("@") else word)
     try:
         report = look(job)
     except Exception as error:

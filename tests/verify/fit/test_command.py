@@ -186,9 +186,9 @@ def test_a_question_that_cannot_be_asked_exits_2_with_a_sentence(checkpoint, pre
     assert message in result.output
 
 
-def test_a_folder_without_config_exits_1_with_a_sentence(tmp_path, preset):
+def test_a_folder_without_config_exits_2_with_a_sentence(tmp_path, preset):
     result = ask(tmp_path, "--preset", preset)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "config.json is missing" in result.output
 
 

@@ -10,15 +10,17 @@ from shardmill.verify.questions.lint import lint
 from shardmill.verify.questions.loads import loads
 from shardmill.verify.reading.source import Folder
 from shardmill.verify.rules.findings import Report
-from tests.verify.zoo import files, headers, loading, names, scales
+from tests.verify.zoo import files, forms, headers, loading, names, scales, whole
 from tests.verify.zoo.case import Case
 
 CASES: tuple[Case, ...] = (
     *headers.CASES,
     *files.CASES,
     *scales.CASES,
+    *forms.CASES,
     *names.CASES,
     *loading.CASES,
+    *whole.CASES,
 )
 
 QUESTIONS: Mapping[str, Callable[[Path], Report]] = {

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.verify.zoo.clean import CLEAN
 from tests.verify.zoo.model import Model
+from tests.verify.zoo.published import PUBLISHED
+
+BASES: Mapping[str, Callable[[], Model]] = {**CLEAN, **{one.name: one.model for one in PUBLISHED}}
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class Case:
     tensor: str = ""  # the finding must name it
 
     def write(self, folder: Path) -> None:
-        model = CLEAN[self.base]()
+        model = BASES[self.base]()
         if self.change is not None:
             self.change(model)
         model.write(folder)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import xxhash
 
+from tests.verify.zoo.llama import whole
 from tests.verify.zoo.model import Blob, Model, bf16, block_scales, codes, f32, packed, scales
 
 HIDDEN, EXPERTS, VOCAB = 128, 4, 256
@@ -59,6 +60,7 @@ def _vlm() -> Iterator[tuple[str, Blob]]:
         yield from _moe(f"{prefix}mlp.") if layer else _dense(f"{prefix}mlp.")
     yield f"{LM}layers.2.eh_proj.weight", bf16("eh", HIDDEN, 2 * HIDDEN)
     yield f"{LM}layers.2.enorm.weight", bf16("enorm", HIDDEN)
+    yield f"{LM}layers.2.hnorm.weight", bf16("hnorm", HIDDEN)
     yield f"{LM}norm.weight", bf16("norm", HIDDEN)
     yield "model.visual.blocks.0.attn.qkv.weight", bf16("vqkv", 3 * HIDDEN, HIDDEN)
     yield "model.visual.blocks.0.attn.qkv.bias", bf16("vb", 3 * HIDDEN)
@@ -293,6 +295,6 @@ CLEAN: dict[str, Callable[[], Model]] = {
     maker.__name__: maker
     for maker in (
         nvfp4_parent, mixed_child, deepseek, modelopt_fp8, modelopt_pbwo, compressed_channel, compressed_block,
-        compressed_nvfp4, comfy, plain,
+        compressed_nvfp4, comfy, plain, whole,
     )
 }  # fmt: skip

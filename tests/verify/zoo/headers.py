@@ -29,7 +29,7 @@ def _twice(text: str) -> bytes:
 
 
 HEADERS: dict[str, tuple[str, bytes]] = {
-    "empty file": ("header-length", b""),
+    "empty file": ("not-the-file", b""),
     "seven bytes": ("header-length", b"\2\0\0\0\0\0\0"),
     "header longer than the file": ("header-length", header({"a": TWO}, length=1 << 20)),
     "header length 2^64 - 1": ("header-length", header({"a": TWO}, length=(1 << 64) - 1)),

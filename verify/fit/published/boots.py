@@ -67,21 +67,26 @@ def bytes_a_token(_: Shape, preset: Preset, plan: KvPlan) -> tuple[float, float]
     return exact, exact
 
 
-def _gqa(layers: int, kv_heads: int, head_dim: int = 128, **more: Any) -> dict[str, Any]:
-    base = {"num_hidden_layers": layers, "num_key_value_heads": kv_heads, "head_dim": head_dim}
+def _gqa(layers: int, kv_heads: int, head_dim: int = 128, kind: str = "qwen3", **more: Any) -> dict[str, Any]:
+    base = {
+        "model_type": kind,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+    }
     return {**base, "num_attention_heads": 64, "hidden_size": 4096, "vocab_size": 151_936, **more}
 
 
 def _delta_net(layers: int, kv_heads: int, value_heads: int) -> dict[str, Any]:
     linear = {"linear_num_key_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
-    return _gqa(
-        layers, kv_heads, 256, full_attention_interval=4, linear_num_value_heads=value_heads, **linear
-    )
+    interval = {"full_attention_interval": 4, "linear_num_value_heads": value_heads}
+    return _gqa(layers, kv_heads, 256, "qwen3_next", **interval, **linear)
 
 
 KIMI_LINEAR = _gqa(
     27,
     32,
+    kind="kimi_linear",
     kv_lora_rank=512,
     qk_rope_head_dim=64,
     linear_attn_config={
@@ -93,6 +98,7 @@ KIMI_LINEAR = _gqa(
 GLM_5_2 = _gqa(
     78,
     64,
+    kind="glm_moe_dsa",
     kv_lora_rank=512,
     qk_rope_head_dim=64,
     index_topk=2048,
@@ -103,6 +109,7 @@ GLM_5_2 = _gqa(
 GLM_5_3_FLASH = _gqa(
     45,
     64,
+    kind="glm5_next_text",
     kv_lora_rank=512,
     qk_rope_head_dim=0,
     index_topk=2048,
@@ -121,6 +128,10 @@ GLM_5_3_FLASH_SERVED = {
     "mhc": True,
     "max_position_embeddings": 1 << 20,
 }
+
+
+# The Qwen3.5 line's config.json asks for f32 states, and vLLM's releases of that time kept no prefill checkpoint.
+OLDER_DELTA_NET: Mapping[str, Any] = {"state_dtype": "float32", "gdn_backend": "triton"}
 
 
 def _old_columns(_: Shape, preset: Preset, plan: KvPlan) -> tuple[float, float]:
@@ -168,7 +179,7 @@ BOOTS: tuple[Boot, ...] = (
         567_978,
         "noonghunna/club-3090#612",
         _delta_net(40, 2, 32),
-        Preset("fp8", max_model_len=131_072, kv_dtype="fp8", kda_backend="triton"),
+        Preset("fp8", max_model_len=131_072, kv_dtype="fp8", **OLDER_DELTA_NET),
         pool_tokens(5.98),
     ),
     Boot(
@@ -178,7 +189,7 @@ BOOTS: tuple[Boot, ...] = (
         302_921,
         "mitchross/talos-argocd-proxmox#1995",
         _delta_net(64, 4, 48),
-        Preset("fp8", tensor_parallel=2, max_model_len=131_072, kv_dtype="fp8", kda_backend="triton"),
+        Preset("fp8", tensor_parallel=2, max_model_len=131_072, kv_dtype="fp8", **OLDER_DELTA_NET),
         pool_tokens(4.99),
     ),
     Boot(
@@ -188,7 +199,7 @@ BOOTS: tuple[Boot, ...] = (
         1568,
         "mitchross/talos-argocd-proxmox#1995",
         _delta_net(64, 4, 48),
-        Preset("fp8", tensor_parallel=2, max_model_len=131_072, kv_dtype="fp8", kda_backend="triton"),
+        Preset("fp8", tensor_parallel=2, max_model_len=131_072, kv_dtype="fp8", **OLDER_DELTA_NET),
         tokens_a_block,
     ),
     Boot(

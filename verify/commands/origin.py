@@ -1,0 +1,37 @@
+"""`verify origin`: the command."""
+
+from __future__ import annotations
+
+import secrets
+
+import click
+
+from shardmill.verify.commands.options import Bar, answer, as_json, seed_option, source_at
+from shardmill.verify.questions.origin import origin, traits
+
+
+@click.command("origin")
+@click.argument("place", metavar="DIR")
+@click.option(
+    "--parent", metavar="DIR", help="The checkpoint that it was made from; without it, traits alone."
+)
+@seed_option
+@as_json
+def origin_command(place: str, parent: str | None, seed: int | None, as_json: bool) -> None:
+    """Which tool's formula made the codes and scales in DIR?
+
+    \b
+    Example: shardmill verify origin build/checkpoint --parent build/toy-parent
+    """
+    source = source_at(place)
+    if parent is None:
+        answer(traits(source), as_json, source)
+        return
+    theirs = source_at(parent)
+    with Bar() as bar:
+        report = origin(source, theirs, secrets.randbits(32) if seed is None else seed, bar)
+    if "origin" in report.not_checked and not report.findings:
+        raise click.UsageError(
+            f"nothing was compared: {report.not_checked['origin']}; give the parent that DIR was made from"
+        )
+    answer(report, as_json, source, theirs)

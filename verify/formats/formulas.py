@@ -1,0 +1,272 @@
+"""The arithmetic by which tools turn floats into codes and scales, a row each: what a scale is, what a code is.
+
+Every row gives bits: two formulas that differ in one rounding differ in some block of any weight. Read from
+the tools' own sources (named in `tools`); tests hold the rows to these tools where they are installed. `low`
+is a rounding to the parent's own dtype: tools that compute in BF16 or F16 round every intermediate so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardmill.kernels.formats import E4M3_VALUES
+from shardmill.verify.formats.encode import decodes_to, encode_block, nearest
+from shardmill.verify.formats.linear import F32, U8
+
+Low: TypeAlias = Callable[[F32], F32]
+
+_E2M1_MIDDLES = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Blocks of one weight, a row each: the parent's values f32 [n, elements], and what the child stores for them."""
+
+    values: F32
+    amax: F32  # f32 [n, 1], of the whole block, or of what shares its scale
+    scales: F32  # f32 [n, 1], as stored, before a scale of scales
+    codes: U8  # [n, elements]
+    total: F32  # f32 [1, 1]: the scale of scales, 1 where there is none
+    low: Low
+
+
+Scale: TypeAlias = Callable[[Sample], F32]
+Codes: TypeAlias = Callable[[Sample, F32], U8]
+
+
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """One way to make a kind of blocks."""
+
+    name: str
+    tools: str
+    kinds: tuple[str, ...]
+    scale: Scale
+    codes: Codes
+    rounds_low: bool = False  # whether it computes in the parent's dtype: for F32 parents it is another row's
+    proves: Callable[[Sample], NDArray[np.bool_]] | None = None  # in place of scale and codes
+
+    def equal(self, sample: Sample) -> NDArray[np.bool_]:
+        """bool [n]: the blocks whose scale and codes it gives, bit for bit."""
+        if self.proves is not None:
+            return self.proves(sample)
+        with np.errstate(all="ignore"):
+            same = np.asarray(self.scale(sample) == sample.scales).reshape(-1)
+            if same.any():
+                some = Sample(
+                    sample.values[same],
+                    sample.amax[same],
+                    sample.scales[same],
+                    sample.codes[same],
+                    sample.total,
+                    sample.low,
+                )
+                same[same] = (self.codes(some, self.scale(some)) == some.codes).all(axis=1)
+            return same
+
+    def altered(self, sample: Sample) -> NDArray[np.bool_]:
+        """bool [n], of E4M3 codes: blocks that are this formula's but for their scale, or but for some codes.
+
+        No rounding moves a scale by 1 %, nor a code by two steps while its scale stays within 1 %.
+        """
+        with np.errstate(all="ignore"):
+            scale = np.asarray(self.scale(sample))
+            steps = np.abs(_order(self.codes(sample, scale)) - _order(sample.codes))
+            moved = np.asarray(np.abs(sample.scales / scale - 1) > 0.01).reshape(-1)
+        codes_are_its = (steps == 0).mean(axis=1) > 0.95
+        most_are_near = (steps <= 1).mean(axis=1) > 0.5
+        return np.asarray((moved & codes_are_its) | (~moved & most_are_near & (steps > 1).any(axis=1)))
+
+
+def _order(codes: U8) -> NDArray[np.int16]:
+    """E4M3 codes as whole numbers in the order of their values, the two zeros alike."""
+    magnitude = (codes & 0x7F).astype(np.int16)
+    return np.where(codes & 0x80, -magnitude, magnitude)
+
+
+def to_bf16(values: F32) -> F32:
+    """f32 rounded to BF16, ties to even, as f32."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
+    return rounded.view(np.float32).reshape(np.shape(values))
+
+
+def to_f16(values: F32) -> F32:
+    return np.asarray(values, np.float32).astype(np.float16).astype(np.float32)
+
+
+def same(values: F32) -> F32:
+    return values
+
+
+LOWS: Mapping[str, Low] = {"BF16": to_bf16, "F16": to_f16, "F32": same}
+
+
+def _f(value: float) -> np.float32:
+    return np.float32(value)
+
+
+def e4m3(quotients: F32) -> U8:
+    return nearest(np.clip(quotients, _f(-448), _f(448)).astype(np.float64))
+
+
+def _e2m1(quotients: F32, down: bool = False, sign: str = "negative") -> U8:
+    """Nearest E2M1 codes; ties to the even code, or `down`; `sign`: which values get the sign bit."""
+    magnitude = np.abs(quotients).astype(np.float64)
+    below = np.searchsorted(_E2M1_MIDDLES, magnitude, side="left").astype(np.uint8)
+    above = np.searchsorted(_E2M1_MIDDLES, magnitude, side="right").astype(np.uint8)
+    code = below if down else np.where(below % 2 == 0, below, above).astype(np.uint8)
+    negative = (
+        quotients < 0
+        if sign == "negative"
+        else quotients <= 0
+        if sign == "not positive"
+        else np.signbit(quotients)
+    )
+    return np.asarray(code | (negative.astype(np.uint8) << 3), np.uint8)
+
+
+def _power(exponents: F32) -> F32:
+    return np.exp2(exponents.astype(np.float64)).astype(np.float32)
+
+
+def _ceil_power(amax: F32, top: float) -> F32:
+    """The smallest power of two at or above f32(amax / top)."""
+    mantissa, exponent = np.frexp(np.maximum(amax / _f(top), _f(2.0**-127)))
+    return _power((exponent - (mantissa == 0.5)).astype(np.float32))
+
+
+def _nearest_power(amax: F32, top: float) -> F32:
+    with np.errstate(divide="ignore"):
+        return _power(np.rint(np.log2(amax.astype(np.float64) / top)).astype(np.float32))
+
+
+def _floor_power(amax: F32, offset: int, add: float = 0.0) -> F32:
+    """2^(floor(log2(amax)) - offset); `add` is a share of the mantissa that is added before the floor."""
+    mantissa, exponent = np.frexp(amax)
+    up = 2 * mantissa + add >= 2
+    return _power((exponent - 1 + up - offset).astype(np.float32))
+
+
+def _one_for_zero(scale: Scale) -> Scale:
+    return lambda s: np.where(s.amax == 0, _f(1), scale(s))
+
+
+def _block_scale_e4m3(values: F32, least: float = 0.0) -> F32:
+    codes = nearest(np.clip(values, least, 448).astype(np.float64))
+    return np.asarray(E4M3_VALUES[codes])
+
+
+def _epsilon_for_zero(scales: F32) -> F32:
+    """compressed-tensors replaces a scale of zero by the epsilon of E4M3."""
+    return np.where(scales == 0, _f(0.125), scales)
+
+
+def _divided(s: Sample, scale: F32) -> U8:
+    return e4m3(s.values / scale)
+
+
+def _divided_low(s: Sample, scale: F32) -> U8:
+    return e4m3(s.low(s.values / scale))
+
+
+FP8 = ("fp8-block", "fp8-grid", "fp8-tensor", "fp8-channel", "fp8-pbwo", "comfy-fp8", "mistral-fp8")
+MX8, MX4, NV4, CT4, INT = (
+    (*FP8, "mxfp8"),
+    ("mxfp4", "gpt-oss"),
+    ("nvfp4",),
+    ("ct-nvfp4",),
+    ("int8", "int-pack"),
+)
+
+FORMULAS: tuple[Formula, ...] = (
+    Formula("FP8, amax / 448 in f32, divided", "shardmill amax/1, slime, DeepSeek; ModelOpt and llm-compressor on F32",
+            FP8, _one_for_zero(lambda s: s.amax / _f(448)), _divided),
+    Formula("FP8, amax / 448 in the weight's dtype, divided in it", "llm-compressor and ModelOpt on BF16 or F16",
+            FP8, lambda s: s.low(s.amax / _f(448)), _divided_low, True),
+    Formula("FP8, amax / 448 rounded to the weight's dtype, codes divided in f32", "ModelOpt's export of F32 amax",
+            FP8, lambda s: s.low(s.amax / _f(448)), _divided, True),
+    Formula("FP8, codes by f32 amax / 448, scale rounded to BF16 when stored", "Qwen's and Mistral's releases",
+            FP8, lambda s: to_bf16(s.amax / _f(448)), lambda s, _: e4m3(s.values / (s.amax / _f(448)))),
+    Formula("FP8, multiplied by 448 / amax, its reciprocal stored", "transformers, fbgemm, torchao",
+            FP8, lambda s: _f(1) / (_f(448) / s.amax), lambda s, _: e4m3(s.values * (_f(448) / s.amax))),
+    Formula("FP8, multiplied by 448 / amax, amax / 448 stored", "TensorRT-LLM's and TransformerEngine's way",
+            FP8, lambda s: s.amax / _f(448), lambda s, _: e4m3(s.values * (_f(448) / s.amax))),
+    Formula("FP8, amax / 448, multiplied by its reciprocal", "CUDA kernels that avoid a division",
+            FP8, lambda s: s.amax / _f(448), lambda s, scale: e4m3(s.values * (_f(1) / scale))),
+    Formula("FP8, amax times f32(1 / 448), divided", "torch on CUDA, which divides by a number so",
+            FP8, lambda s: s.amax * (_f(1) / _f(448)), _divided),
+    Formula("FP8, multiplied by 448 / amax in the weight's dtype, its reciprocal stored", "AutoFP8, vLLM's older tools",
+            FP8, lambda s: _f(1) / s.low(_f(448) / s.amax), lambda s, _: e4m3(s.low(s.values * s.low(_f(448) /
+            s.amax))), True),
+    Formula("FP8, power of two above amax / 448 (ue8m0)", "shardmill ue8m0/1, DeepGEMM, transformers, ModelOpt MXFP8",
+            MX8, _one_for_zero(lambda s: _ceil_power(s.amax, 448)), _divided),
+    Formula("FP8, power of two nearest to amax / 448", "tools that round log2", MX8,
+            lambda s: _nearest_power(s.amax, 448), _divided),
+    Formula("FP8, power of two below amax less 8 (OCP MX)", "torchao, Quark", MX8,
+            lambda s: _floor_power(s.amax, 8), _divided),
+    Formula("FP8, power of two below amax and a quarter, less 8", "llm-compressor MXFP8", MX8,
+            lambda s: _floor_power(s.amax, 8, 0.25), _divided),
+    Formula("MXFP4, power of two above amax / 6, ties down", "ModelOpt MXFP4", MX4,
+            lambda s: _ceil_power(s.amax, 6), lambda s, scale: _e2m1(s.values / scale, True, "not positive")),
+    Formula("MXFP4, power of two above amax / 6, ties to even", "DeepSeek-V4", MX4,
+            lambda s: _ceil_power(s.amax, 6), lambda s, scale: _e2m1(s.values / scale, sign="bit")),
+    Formula("MXFP4, power of two below amax less 2 (OCP MX)", "gpt-oss, torchao", MX4,
+            lambda s: _floor_power(s.amax, 2), lambda s, scale: _e2m1(s.values / scale, sign="bit")),
+    Formula("MXFP4, power of two below amax and a quarter, less 2", "llm-compressor MXFP4, Quark", MX4,
+            lambda s: _floor_power(s.amax, 2, 0.25), lambda s, scale: _e2m1(s.values / scale)),
+    Formula("NVFP4, amax / (6 * global) in f32", "ModelOpt NVFP4", NV4,
+            _one_for_zero(lambda s: _block_scale_e4m3(s.amax / (_f(6) * s.total), 2.0**-9)),
+            lambda s, scale: _e2m1(s.values / (scale * s.total))),
+    Formula("NVFP4, global * (amax / 6) in f32", "llm-compressor NVFP4 on F32", CT4,
+            lambda s: _epsilon_for_zero(_block_scale_e4m3(s.total * (s.amax / _f(6)))),
+            lambda s, scale: _e2m1(s.values / (scale / s.total))),
+    Formula("NVFP4, global * (amax / 6 in the weight's dtype)", "llm-compressor NVFP4 on BF16 or F16", CT4,
+            lambda s: _epsilon_for_zero(_block_scale_e4m3(s.total * s.low(s.amax / _f(6)))),
+            lambda s, scale: _e2m1(s.values / (scale / s.total)), True),
+    Formula("integers, amax / (levels / 2) in f32", "llm-compressor on F32", INT,
+            lambda s: s.amax / _levels(s), lambda s, scale: _integers(s, s.values / scale)),
+    Formula("integers, amax / (levels / 2) in the weight's dtype", "llm-compressor on BF16 or F16", INT,
+            lambda s: s.low(s.amax / _levels(s)), lambda s, scale: _integers(s, s.low(s.values / scale)), True),
+)  # fmt: skip
+
+
+def _levels(s: Sample) -> np.float32:
+    """127.5 of INT8, 7.5 of INT4: half of the integers that there are, less one. INT4 codes stay below 16."""
+    return _f(7.5) if int(s.codes.max(initial=0)) < 16 else _f(127.5)
+
+
+def _integers(s: Sample, quotients: F32) -> U8:
+    half = 8 if int(s.codes.max(initial=0)) < 16 else 128
+    rounded = np.clip(np.rint(quotients), -half, half - 1).astype(np.int16)
+    return np.asarray((rounded + half) if half == 8 else rounded & 0xFF, np.uint8)
+
+
+def _decoded(s: Sample) -> NDArray[np.bool_]:
+    if s.low is not to_bf16:
+        return np.zeros(len(s.values), bool)
+    return np.array(
+        [decodes_to(v, scale[0], c) for v, scale, c in zip(s.values, s.scales, s.codes, strict=True)]
+    )
+
+
+def _searched(s: Sample) -> NDArray[np.bool_]:
+    found = []
+    for values, scale, codes in zip(s.values, s.scales, s.codes, strict=True):
+        wanted, their = encode_block(values, "mse/1")
+        found.append(wanted == scale[0] and np.array_equal(their, codes))
+    return np.array(found, bool)
+
+
+# Slow or of another kind: asked where no row of the table explains every block.
+PROOFS: tuple[Formula, ...] = (
+    Formula("FP8 that decodes to the parent's BF16 bit for bit", "shardmill recover/1; or a parent decoded from it",
+            FP8, lambda s: s.scales, _divided, proves=_decoded),
+    Formula("FP8, the best of eight scales from amax / 448", "shardmill mse/1", FP8, lambda s: s.scales, _divided,
+            proves=_searched),
+)  # fmt: skip

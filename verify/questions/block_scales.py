@@ -1,0 +1,127 @@
+"""Blocks and their scales held together: no zero scale over live codes, no live scale over codes of zero.
+
+The first decodes to nothing what was something; the second is a hole in the codes, or scales of other weights.
+Only weights in which the pass over the bytes saw a zero scale or a block of zeros are read again.
+
+Tools give a block of zeros a scale of their own, one of ZERO_BLOCK_SCALES or one far from its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardmill.verify.formats.declared import Declaration
+from shardmill.verify.formats.linear import F32, Linear
+from shardmill.verify.formats.look import Sightings
+from shardmill.verify.formats.matrices import (
+    Matrix,
+    OpenFiles,
+    can_decode,
+    decoded,
+    matrix_of,
+    scale_values,
+    strips,
+)
+from shardmill.verify.reading.checkpoint import Checkpoint
+from shardmill.verify.rules.findings import Finding
+
+BLOCKED = ("fp8-block", "fp8-grid", "mxfp8", "mxfp4", "gpt-oss", "nvfp4", "ct-nvfp4")
+# 1 (shardmill, ModelOpt), the epsilons of E4M3, BF16 and F32 (compressed-tensors)
+ZERO_BLOCK_SCALES = (1.0, 0.125, 2.0**-7, 2.0**-23)
+LIVE_RATIO = 16.0  # a scale within this ratio of the weight's median is meant for codes
+ROW_ELEMENTS_MAX = 1 << 24  # of a strip of whole blocks; wider weights are left out
+WEIGHTS_MAX = 10_000  # read again
+
+
+def block_faults(
+    checkpoint: Checkpoint, linears: Iterable[Linear], declared: Declaration | None, sightings: Sightings
+) -> Iterator[Finding]:
+    suspects = [linear for linear in linears if _suspect(linear, sightings)][:WEIGHTS_MAX]
+    if not suspects:
+        return
+    with OpenFiles(checkpoint.source) as opened:
+        for linear in suspects:
+            tensors = [*linear.scales.values(), *([linear.weight] if linear.weight else [])]
+            if all(checkpoint.readable(tensor) for tensor in tensors):
+                yield from _of(matrix_of(linear, declared, checkpoint.manifest), opened)
+
+
+def _suspect(linear: Linear, sightings: Sightings) -> bool:
+    if linear.kind not in BLOCKED or linear.weight is None or linear.grid is None or not can_decode(linear):
+        return False
+    if linear.weight.name in sightings.runs and sightings.runs[linear.weight.name] == (
+        (0, linear.weight.bytes),
+    ):
+        return False
+    return linear.weight.name in sightings.zero_blocks or linear.grid.name in sightings.zero_scales
+
+
+def _of(matrix: Matrix, opened: OpenFiles) -> Iterator[Finding]:
+    linear = matrix.linear
+    assert linear is not None
+    assert linear.grid is not None
+    grid = linear.grid
+    cols = matrix.shape[1]
+    if matrix.block[0] * cols > ROW_ELEMENTS_MAX or (
+        len(linear.shape) > 2 and linear.shape[-2] % matrix.block[0]
+    ):
+        return
+    scales = scale_values(grid, opened.bytes(grid, 0, grid.bytes)).reshape(-1, grid.shape[-1])
+    live = np.concatenate(
+        [_live(matrix, opened, first, last) for first, last in strips(matrix, matrix.block[0])]
+    )
+    if live.shape != scales.shape:
+        return
+    yield from _findings(matrix, scales, live)
+
+
+def _findings(matrix: Matrix, scales: F32, live: NDArray[np.bool_]) -> Iterator[Finding]:
+    linear = matrix.linear
+    assert linear is not None
+    assert linear.grid is not None
+    name, file = linear.grid.name, linear.grid.file
+    nothing = scales <= np.float32(2.0**-127)  # zero, or the smallest of E8M0
+    if (bad := nothing & live).any():
+        yield Finding(
+            "zero-scale", file, name, "a scale above zero over codes that are not zero", _where(bad)
+        )
+    with np.errstate(all="ignore"):
+        middle = float(np.median(scales[live & (scales > 0)])) if (live & (scales > 0)).any() else 0.0
+        near = (scales > middle / LIVE_RATIO) & (scales < middle * LIVE_RATIO)
+    bad = near & ~live & ~np.isin(scales, np.array(ZERO_BLOCK_SCALES, np.float32))
+    if bad.any():
+        yield Finding(
+            "zero-codes", matrix.tensor.file, matrix.tensor.name, "codes under a live scale", _where(bad)
+        )
+
+
+def _live(matrix: Matrix, opened: OpenFiles, first: int, last: int) -> NDArray[np.bool_]:
+    """Whether a block has a code that is not zero: bool [block rows, block columns] of rows [first, last)."""
+    assert matrix.linear is not None
+    codes = decoded(matrix, opened, first, last)[1]
+    magnitude = codes & (0x7 if matrix.linear.kind in PACKED_CODES else 0x7F)
+    across = np.maximum.reduceat(magnitude, np.arange(0, magnitude.shape[1], matrix.block[1]), axis=1)
+    return np.asarray(np.maximum.reduceat(across, np.arange(0, last - first, matrix.block[0]), axis=0) > 0)
+
+
+PACKED_CODES = ("mxfp4", "gpt-oss", "nvfp4", "ct-nvfp4")
+
+
+def _where(bad: NDArray[np.bool_]) -> str:
+    row, column = np.argwhere(bad)[0]
+    return f"{int(bad.sum()):,} of {bad.size:,} blocks, the first at [{row}, {column}]"
+
+
+def block_bytes(
+    linear: Linear, by_kind: Mapping[str, int] = {"nvfp4": 8, "ct-nvfp4": 8, "mxfp4": 16, "gpt-oss": 16}
+) -> int:
+    """Bytes of one row of a block of codes; 0 for a format whose blocks are not held to their scales."""
+    if linear.kind not in BLOCKED or linear.weight is None or linear.grid is None or not linear.grid.shape:
+        return 0
+    if linear.kind == "mxfp8":
+        return 32
+    columns = linear.shape[-1] if linear.shape else 0
+    return by_kind.get(linear.kind) or max(columns // max(linear.grid.shape[-1], 1), 8)

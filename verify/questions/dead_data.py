@@ -1,0 +1,101 @@
+"""Dead data: weights of zeros, stretches of zero bytes, experts that never answer. No manifest vouches for them.
+
+What is honest: norms and biases of zeros (zero-centred norms are published so), rows of zeros that begin and
+end as rows do and are a small part of the weight (padded vocabularies, reserved tokens, padded widths).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from shardmill.verify.formats.linear import FLOATS, Linear
+from shardmill.verify.formats.look import Sightings, whole, zero_bytes
+from shardmill.verify.formats.zeros import Run
+from shardmill.verify.reading.checkpoint import Checkpoint
+from shardmill.verify.reading.header import DTYPE_BITS, Tensor
+from shardmill.verify.rules.findings import Finding
+
+PADDING_SHARE_MAX = 0.05  # whole rows of zeros up to this share are padding
+_HONEST = re.compile(  # names of tensors that are published as zeros
+    r"norm|\bln_|bias|position|pos_embed|cls_token|mask|query_tokens|latents|lora_|inv_freq|gamma|beta|layer_?scale"
+    r"|(^|\.)(ls\d|A_log|D|dt|alpha|temperature)\b"
+)
+_EXPERT = re.compile(r"^(.*\bexperts\.\d{1,6})\.")
+
+
+def judged_for_zeros(tensor: Tensor, linears: Mapping[str, Linear]) -> bool:
+    """Whether a tensor is a weight of two axes or more in which zeros mean nothing good. `linears`: by weight."""
+    if len(tensor.shape) < 2 or min(tensor.shape) < 2:
+        return False
+    return tensor.name in linears or (tensor.dtype in FLOATS and not _HONEST.search(tensor.name))
+
+
+def zero_faults(checkpoint: Checkpoint, sightings: Sightings) -> Iterator[Finding]:
+    """Of the tensors whose runs of zeros were looked for: a whole weight, an expert, or a stretch of one is zero."""
+    dead = {
+        name: tensor
+        for name, runs in sorted(sightings.runs.items())
+        if whole(runs, tensor := checkpoint.tensors[name])
+    }
+    experts = _dead_experts(checkpoint, dead)
+    for expert, tensors in experts.items():
+        got = f"{len(tensors)} weights of zeros"
+        yield Finding("dead-expert", tensors[0].file, expert, "weights that are not all zero", got)
+    in_experts = {tensor.name for tensors in experts.values() for tensor in tensors}
+    for name, tensor in dead.items():
+        if name not in in_experts:
+            yield Finding(
+                "zero-weight", tensor.file, name, "a weight that is not all zero", f"{tensor} of zeros"
+            )
+    for name, runs in sorted(sightings.runs.items()):
+        if name not in dead:
+            yield from _stretches(checkpoint.tensors[name], runs)
+
+
+def _dead_experts(checkpoint: Checkpoint, dead: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
+    """Experts of which every weight is zero."""
+    banks: dict[str, list[Tensor]] = {}
+    for name, tensor in dead.items():
+        match = _EXPERT.match(name)
+        if match:
+            banks.setdefault(match[1], []).append(tensor)
+    if not banks:
+        return {}
+    weights: dict[str, int] = {}
+    for name, tensor in checkpoint.tensors.items():
+        match = _EXPERT.match(name)
+        if (
+            match
+            and match[1] in banks
+            and name.endswith(("weight", "weight_packed", "qweight"))
+            and len(tensor.shape) > 1
+        ):
+            weights[match[1]] = weights.get(match[1], 0) + 1
+    return {expert: found for expert, found in banks.items() if len(found) >= max(weights.get(expert, 0), 2)}
+
+
+def _stretches(tensor: Tensor, runs: tuple[Run, ...]) -> Iterator[Finding]:
+    slab = tensor.bytes // tensor.shape[0] if len(tensor.shape) > 2 else 0
+    slabs = [index for begin, end in runs for index in range(-(-begin // slab), end // slab)] if slab else []
+    for index in slabs:
+        place = f"{tensor.name}[{index}]"
+        yield Finding(
+            "dead-expert", tensor.file, place, "weights that are not all zero", "one of its matrices is zero"
+        )
+    row = max(DTYPE_BITS[tensor.dtype] * tensor.shape[-1] // 8, 1)
+    if slabs or (
+        zero_bytes(runs) <= PADDING_SHARE_MAX * tensor.bytes and all(_is_rows(run, row) for run in runs)
+    ):
+        return
+    begin, end = max(runs, key=lambda run: run[1] - run[0])
+    got = (
+        f"{zero_bytes(runs):,} of {tensor.bytes:,} bytes in {len(runs)} stretches; the longest has {end - begin:,} "
+        f"from byte {begin:,} of the tensor, row {begin // row:,}"
+    )
+    yield Finding("zero-hole", tensor.file, tensor.name, "no stretch of zero bytes", got)
+
+
+def _is_rows(run: Run, row: int) -> bool:
+    """Whether a run begins and ends as rows do, up to zero bytes of the elements beside it."""
+    return min(run[0] % row, -run[0] % row) <= 8 and min(run[1] % row, -run[1] % row) <= 8

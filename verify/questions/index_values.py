@@ -1,0 +1,63 @@
+"""Small tensors of whole numbers beside packed codes: each must say what the shapes say.
+
+`g_idx` holds a group's number for each input. `weight_shape` holds the rows and columns before packing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardmill.verify.formats.linear import Linear
+from shardmill.verify.formats.matrices import OpenFiles
+from shardmill.verify.reading.checkpoint import Checkpoint
+from shardmill.verify.reading.header import Tensor
+from shardmill.verify.rules.findings import Finding
+
+INDEX_BYTES_MAX = 4 << 20
+INTEGERS = {"I32": "<i4", "I64": "<i8"}
+
+
+def index_faults(checkpoint: Checkpoint, linears: Mapping[str, Linear]) -> Iterator[Finding]:
+    with OpenFiles(checkpoint.source) as opened:
+        for linear in linears.values():
+            for leaf in ("g_idx", "weight_g_idx", "weight_shape"):
+                tensor = linear.extras.get(leaf)
+                if tensor is None or tensor.dtype not in INTEGERS or not 0 < tensor.bytes <= INDEX_BYTES_MAX:
+                    continue
+                if checkpoint.readable(tensor):
+                    values = opened.bytes(tensor, 0, tensor.bytes).view(INTEGERS[tensor.dtype])
+                    yield from (
+                        _shape(linear, tensor, values)
+                        if leaf == "weight_shape"
+                        else _groups(linear, tensor, values)
+                    )
+
+
+def _groups(linear: Linear, tensor: Tensor, values: NDArray[np.integer[Any]]) -> Iterator[Finding]:
+    """Numbers of groups; a table of which most are none is of another meaning, and named without an alarm."""
+    grid = linear.grid
+    if grid is None or len(grid.shape) != 2:
+        return
+    groups = grid.shape[0] if linear.kind == "gptq" else grid.shape[1]
+    bad = np.flatnonzero((values < 0) | (values >= groups))
+    if not len(bad):
+        return
+    place = int(bad[0])
+    got = f"{int(values[place])} at {place}; {len(bad):,} of {len(values):,} like it"
+    slug = "index-foreign" if 2 * len(bad) > len(values) else "index-range"
+    yield Finding(slug, tensor.file, tensor.name, f"0 to {groups - 1}", got)
+
+
+def _shape(linear: Linear, tensor: Tensor, values: NDArray[np.integer[Any]]) -> Iterator[Finding]:
+    assert linear.weight is not None
+    rows, words = (*linear.weight.shape, 0, 0)[:2]
+    fits = (
+        len(values) == 2 and values[0] == rows and words in (-(-int(values[1]) // 8), -(-int(values[1]) // 4))
+    )
+    if not fits:
+        expected = f"[{rows}, {8 * words} or {4 * words}] for {linear.weight}"
+        yield Finding("index-range", tensor.file, tensor.name, expected, str(values[:4].tolist()))

@@ -1,0 +1,50 @@
+"""What the one pass over the data looks for in each tensor, and what is asked of the sights afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from shardmill.verify.formats.declared import declaration
+from shardmill.verify.formats.linear import Linear
+from shardmill.verify.formats.look import Plan, Sightings
+from shardmill.verify.formats.values import float_rules, value_rules
+from shardmill.verify.questions.block_scales import block_bytes, block_faults
+from shardmill.verify.questions.dead_data import judged_for_zeros, zero_faults
+from shardmill.verify.questions.index_values import index_faults
+from shardmill.verify.questions.twins import twin_faults
+from shardmill.verify.reading.checkpoint import Checkpoint
+from shardmill.verify.rules.findings import Finding
+
+_BYTES = ("F8_E4M3", "F8_E8M0", "U8")
+
+
+def plans_of(checkpoint: Checkpoint, linears: Mapping[str, Linear]) -> dict[str, Plan]:
+    """Tensor -> what to look for in it; tensors in which nothing can be wrong by itself are left out."""
+    tensors = checkpoint.tensors
+    laws = value_rules(linears, tensors)
+    by_weight = {linear.weight.name: linear for linear in linears.values() if linear.weight is not None}
+    grids = {
+        linear.grid.name
+        for linear in linears.values()
+        if linear.grid is not None and linear.grid.dtype in _BYTES
+    }
+    laws |= float_rules(tensors, laws.keys() | by_weight.keys())
+    plans: dict[str, Plan] = {}
+    for name, tensor in tensors.items():
+        linear = by_weight.get(name)
+        runs = judged_for_zeros(tensor, by_weight)
+        if name in laws or runs or linear is not None:
+            in_block = block_bytes(linear) if linear is not None else 0
+            plans[name] = Plan(tensor, laws.get(name), runs, in_block, name in grids)
+    return plans
+
+
+def sight_faults(
+    checkpoint: Checkpoint, linears: Mapping[str, Linear], sightings: Sightings
+) -> Iterator[Finding]:
+    """What the sights of the whole pass come to: dead data, blocks without their scales, indices out of range."""
+    declared = declaration(checkpoint.quantization)[0] if checkpoint.quantization else None
+    yield from zero_faults(checkpoint, sightings)
+    yield from block_faults(checkpoint, linears.values(), declared, sightings)
+    yield from index_faults(checkpoint, linears)
+    yield from twin_faults(checkpoint, sightings)

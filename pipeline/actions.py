@@ -204,8 +204,7 @@ class QuantizeBlock(Conversion):
             return f"is {ref.dtype}, {kind}; only {', '.join(_FLOATS)} can be quantized, keep it"
         if len(ref.shape) != 2 or 0 in ref.shape:
             return f"has shape {list(ref.shape)}; only matrices [rows, columns] can be quantized, keep it"
-        scale = ref.name + self.scale_suffix
-        return f"the parent holds {scale} already; keep both, or drop the scale" if scale in tensors else None
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

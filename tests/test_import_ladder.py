@@ -35,7 +35,7 @@ pipeline.plan.sources | errors types   | - | it finds a parent's tensors by thei
 pipeline.actions    | errors types plan.sources formats | - | metadata: no file, no recipe
 pipeline.recipe.*   | errors types actions | - | it reads TOML and no other file; names are opaque strings
 pipeline.container.* | errors types    | huggingface_hub | bytes in and out: numbers are opaque
-pipeline.manifest.* | errors types container.atomic | - | a record is readable without what made it
+pipeline.manifest.* | errors types container.atomic container.filesystem | - | a record is readable without what made it
 pipeline.plan.types | errors types actions | - | the plan's facts know neither recipe nor file
 pipeline.plan.*     | errors types formats actions recipe container.header manifest.digest | - | pure: it opens no file
 pipeline.stages.dag | errors           | - | it orders stages and knows none of them
@@ -52,7 +52,7 @@ verify.*            | kernels.formats  | {judge} | the judge shares only the tab
 runtime_patch.*     | kernels          | torch triton vllm click | the serving image carries neither pipeline nor verify
 """.format(
     stage="kernels errors types formats actions recipe container manifest.digest manifest.records plan.profiles "
-    "plan.types plan.sources stages.job stages.dag manifest.lock",
+    "plan.types plan.sources stages.job stages.dag stages.pairs stages.census manifest.lock",
     commands="click rich torch huggingface_hub",
     judge="click rich torch matplotlib huggingface_hub",
 )

@@ -13,7 +13,7 @@ from shardmill.pipeline.commands.options import json_option, renamed_option, sho
 from shardmill.pipeline.commands.parent import ParentFolder
 from shardmill.pipeline.commands.progress import human
 from shardmill.pipeline.container.hub import Mirror
-from shardmill.pipeline.errors import RecipeError
+from shardmill.pipeline.errors import PlanError, RecipeError
 
 _CACHED = re.compile(r"models--(?P<org>.+?)--(?P<name>.+)/snapshots/(?P<revision>[0-9a-f]{40})$")
 
@@ -58,6 +58,7 @@ def init(
     """
     from shardmill.pipeline.formats import formats
     from shardmill.pipeline.init.draft import RecipeDraft, default_profile, draft
+    from shardmill.pipeline.plan.nothing import holds_codes, why_nothing
     from shardmill.pipeline.recipe.tables import Recipe
     from shardmill.pipeline.stages.job import Checkpoint
     from shardmill.pipeline.stages.scan import scan
@@ -70,16 +71,30 @@ def init(
     headers = scan(Checkpoint(Recipe.model_construct(), parent))
     repository, revision = _origin(parent)
     base = (repository or parent.resolve().name).rpartition("/")[2].lower()
-    made: RecipeDraft = draft(
-        headers,
-        name or f"{base}-{aim}",
-        profile or default_profile(headers, aim),
-        aim,
-        repository,
-        revision,
-    )
+    try:
+        made: RecipeDraft = draft(
+            headers,
+            name or f"{base}-{aim}",
+            profile or default_profile(headers, aim),
+            aim,
+            repository,
+            revision,
+        )
+    except (ValueError, IndexError) as error:
+        odd = next(
+            (name for name in headers.tensors if set(name) & set("{}*") or not name.isprintable()), "?"
+        )
+        sentence = (
+            f"{parent}: no recipe can be drafted ({type(error).__name__}): a name such as {odd!r} means something else "
+            f"in a glob, or does not print; write the recipe by hand, with `*` in its place"
+        )
+        raise PlanError([sentence]) from None
     if reason := made.why_nothing():
-        raise RecipeError([f"{parent}: {reason}"])
+        raise PlanError([f"{parent}: {reason}"])
+    if not made.plan.conversions and not (aim == "fp8" and holds_codes(headers.tensors)):
+        raise PlanError(
+            [f"{parent}: no weight converts to {aim}: {why_nothing(headers.tensors)}; no recipe is written"]
+        )
     out.write_text(made.text, encoding="utf-8")
     (_show_json if as_json else _show)(made, out, parent)
 

@@ -13,6 +13,7 @@ from shardmill.pipeline.init.look import NATIVE, PACKED, children, home_of, rows
 from shardmill.pipeline.init.stacks import Stack, expert_stacks
 from shardmill.pipeline.init.vocabulary import AXES, GROUPS, Group, Row
 from shardmill.pipeline.plan.profiles.child import FLOATS
+from shardmill.pipeline.plan.profiles.truth import stated
 from shardmill.pipeline.plan.sources import scales_of
 from shardmill.pipeline.recipe.globs import GlobSet, expand, fold
 from shardmill.pipeline.types import BlockShape, Parent, TensorRef
@@ -97,7 +98,7 @@ def _can_declare_no_more(rows: Mapping[str, Row], parent: Parent, profile: str) 
     """Whether the parent is quantized already in a way that the profile has no words for beside its own."""
     kinds, method = (
         set(map(id, rows.values())),
-        (parent.config.get("quantization_config") or {}).get("quant_method"),
+        stated(parent.config).get("quant_method"),
     )
     if id(PACKED) in kinds and (profile, method) != ("modelopt-mixed", "modelopt"):
         return True
@@ -132,6 +133,8 @@ def _at_first(row: Row, ref: TensorRef, parent: Parent, profile: str, aim: Aim) 
     if row.reason is not None:
         return Decision(row.family, reason=row.reason)
     if aim == "bf16":
+        if ref.dtype not in FLOATS:
+            return Decision("other codes", reason="codes without F32 or BF16 scales of blocks: not undone")
         return Decision("floats", reason="no FP8: nothing to dequantize")
     if ref.dtype not in FLOATS or len(ref.shape) != 2:
         return Decision(f"{row.family} of other form", reason="no float matrix: passed through")
@@ -150,8 +153,7 @@ def _native(ref: TensorRef, parent: Parent, aim: Aim) -> Decision:
         return Decision("scales of activations", reason="their weights are floats again", drop=True)
     codes = parent.tensors[weight]
     scales = scales_of(codes, parent.tensors)
-    stated = parent.config.get("quantization_config") or {}
-    sides = stated.get("weight_block_size") or (128, 128)
+    sides = stated(parent.config).get("weight_block_size") or (128, 128)
     block = BlockShape(*sides)
     if scales is None or block.grid(codes.shape) != scales.shape:
         return Decision(

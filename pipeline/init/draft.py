@@ -23,6 +23,7 @@ from shardmill.pipeline.init.write import (
 )
 from shardmill.pipeline.plan.plan import make_plan
 from shardmill.pipeline.plan.profiles.child import FLOATS
+from shardmill.pipeline.plan.profiles.truth import stated
 from shardmill.pipeline.plan.types import Plan
 from shardmill.pipeline.recipe.globs import fold
 from shardmill.pipeline.recipe.tables import Recipe
@@ -65,8 +66,7 @@ def default_profile(parent: Parent, aim: Aim = "fp8") -> str:
     if aim not in ("fp8", "bf16"):
         spellings = formats()[aim].spellings if aim in formats() else ()
         return next((each.profile for each in reversed(spellings) if each.entry), "compressed-tensors")
-    stated = parent.config.get("quantization_config") or {}
-    return "modelopt-mixed" if stated.get("quant_method") == "modelopt" else "fp8"
+    return "modelopt-mixed" if stated(parent.config).get("quant_method") == "modelopt" else "fp8"
 
 
 def draft(

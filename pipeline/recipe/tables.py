@@ -28,7 +28,8 @@ from shardmill.pipeline.recipe.lines import Origin, located
 from shardmill.pipeline.types import BlockShape, TensorRef
 
 Text = Annotated[str, Field(min_length=1)]
-Side = Annotated[int, Field(ge=1, strict=True)]  # strict: neither "4" nor true is a number
+Side = Annotated[int, Field(ge=1, le=1 << 31, strict=True)]  # strict: neither "4" nor true is a number
+_GLOBS_MAX = 65_536  # that the braces of one table stand for
 Block = tuple[Side, Side]
 Globs = Annotated[tuple[Text, ...], Field(min_length=1)]
 
@@ -54,8 +55,8 @@ class _Matching(_Table):
     @field_validator("match")
     @classmethod
     def _paired(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for glob in value:
-            expand(glob)
+        if (count := sum(len(expand(glob)) for glob in value)) > _GLOBS_MAX:
+            raise ValueError(f"stands for {count} globs; {_GLOBS_MAX} is the limit")
         return value
 
     def globs(self) -> list[str]:
@@ -73,8 +74,8 @@ class Parent(_Table):
 class Output(_Table):
     """What is written, and at which tensor-parallel sizes it must load."""
 
-    profile: Literal["modelopt-mixed", "modelopt", "fp8", "compressed-tensors"] = "modelopt-mixed"
-    tensor_parallel: tuple[Side, ...] = (1,)
+    profile: Text = "modelopt-mixed"  # a row of pipeline.plan.profiles
+    tensor_parallel: Annotated[tuple[Side, ...], Field(max_length=64)] = (1,)
     carry: tuple[Text, ...] = ()  # globs of side files that the child gets beside those that loaders read
 
 
@@ -122,6 +123,8 @@ class Family(_Matching):
             )
         ):
             raise ValueError(f"`to` ({self.to}) must have as many wildcards as each glob of `match`")
+        if self.to and (fault := _why_no_name(self.to)):
+            raise ValueError(f"`to` ({self.to!r}) {fault}")
         self._made("_scale_inv", self.to)
         return self
 
@@ -167,6 +170,17 @@ class Family(_Matching):
         """`to` with its wildcards filled by what those of `match` stand for in `name`, in order."""
         values = next(values for glob in self.globs() if (values := captured(glob, name)) is not None)
         return filled(to, values)
+
+
+def _why_no_name(to: str) -> str | None:
+    """Why the names that `to` gives could not be read by loaders; None where they could."""
+    if to == "__metadata__":
+        return "is the name of a header's metadata, which no library reads as a tensor"
+    if any(brace in to for brace in "{}"):
+        return "must be one name: braces are for `match` alone"
+    if "" in to.split(".") or not to.isprintable():
+        return "has an empty part or a character that does not print"
+    return None
 
 
 def _frozen(value: Any) -> Any:

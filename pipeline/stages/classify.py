@@ -11,13 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardmill.kernels.block_fp8 import RECIPES
-from shardmill.pipeline.actions import ACTIONS
-from shardmill.pipeline.errors import PlanError
+from shardmill.pipeline.actions import ACTIONS, Action
+from shardmill.pipeline.errors import PlanError, RecipeError
 from shardmill.pipeline.plan.profiles import PROFILES, Profile
 from shardmill.pipeline.plan.types import Assignment
 from shardmill.pipeline.recipe.globs import GlobSet, filled, fused_instances, nearest
 from shardmill.pipeline.recipe.tables import Family, Fused, Parallel, Recipe
 from shardmill.pipeline.stages.job import Checkpoint
+from shardmill.pipeline.stages.pairs import torn_pairs
 from shardmill.pipeline.types import Parent, TensorRef
 
 _SHOWN = 5  # problems of one kind that are listed
@@ -27,7 +28,11 @@ def classify(checkpoint: Checkpoint, parent: Parent) -> tuple[Assignment, ...]:
     """One Assignment a tensor, in the parent's order. Raises PlanError with every problem found."""
     recipe = checkpoint.recipe
     families = {family.name: family for family in recipe.family}
-    profile = PROFILES[recipe.output.profile]
+    profile = PROFILES.get(recipe.output.profile)
+    if profile is None:
+        choices = ", ".join(sorted(PROFILES))
+        said = f"{recipe.output.profile!r} is no profile; choose from {choices}"
+        raise RecipeError([recipe.problem_at(("output", "profile"), said)])
     rows = _rows(recipe)
     globs = GlobSet([row.glob for row in rows])
     matched = {name: globs.matches(name) for name in parent.tensors}
@@ -45,6 +50,7 @@ def classify(checkpoint: Checkpoint, parent: Parent) -> tuple[Assignment, ...]:
     problems += _counts(recipe.family, assignments)
     problems += _capped(_split_twice(rows, matched), "weights that two [[parallel]] tables match")
     problems += _capped(_unfit(assignments, parent), "tensors that cannot be converted")
+    problems += _capped(torn_pairs(assignments, parent.tensors), "tensors without what they belong to")
     problems += _capped(_orphans(families, assignments), "scales that would be consumed")
     grouped = {name for name, at in matched.items() if any(owner_of[place] is None for place in at)}
     problems += _uneven(
@@ -155,8 +161,13 @@ def _counts(families: Sequence[Family], assignments: Sequence[Assignment]) -> li
 
 def _unfit(assignments: Sequence[Assignment], parent: Parent) -> Iterable[str]:
     families = {each.source.name: each.family for each in assignments}
+    actions = {each.source.name: each.action for each in assignments}
     for each in assignments:
-        reason = each.action.why_unfit(each.source, parent.tensors) or _why_scales_stay(each, families)
+        reason = (
+            each.action.why_unfit(each.source, parent.tensors)
+            or _why_scales_stay(each, families)
+            or _why_scales_collide(each, actions)
+        )
         if reason:
             yield f"{each.source.name} in {each.source.shard}: {reason}"
 
@@ -168,6 +179,14 @@ def _why_scales_stay(each: Assignment, families: Mapping[str, str]) -> str | Non
     return (
         f"its scales {each.scales.name} are not in its family {each.family!r}; add them to the family's globs"
     )
+
+
+def _why_scales_collide(each: Assignment, actions: Mapping[str, Action]) -> str | None:
+    """New scales must not get the name of a tensor that the parent has and the child keeps."""
+    for name, _, _, part in each.action.outputs(each.source) if each.action.encodes else ():
+        if part == "scales" and name in actions and actions[name].kind == "copy":
+            return f"the parent holds {name} already; keep both, or drop the scale"
+    return None
 
 
 def _orphans(families: Mapping[str, Family], assignments: Sequence[Assignment]) -> Iterable[str]:

@@ -39,6 +39,7 @@ class Settings:
     file_digests: bool = True  # sha256 of every output file
     passthrough: Passthrough = "copy"
     paranoid: bool = False  # believe no stat, hash everything again
+    strict: bool = False  # refuse NaN, Inf, matrices of zeros and empty tensors
     scheduler: str | None = None  # address of a dask.distributed scheduler; without one, this machine
 
 
@@ -96,6 +97,7 @@ class Quantized:
     codes_digest: str
     source_digest: str
     counts: Mapping[str, int]
+    is_zero: bool = False  # every weight is zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,7 @@ class Prepared:
     )
     lock: Lock | None = None  # what the parent is held to
     held_by_bytes: bool = False  # every file of the parent was hashed and is the pinned one
+    began: int = 0  # nanoseconds: when the stats of what the plan was made from were taken
 
     @property
     def parent(self) -> Parent:

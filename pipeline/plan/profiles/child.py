@@ -11,6 +11,7 @@ from shardmill.pipeline.actions import Conversion, Convert
 from shardmill.pipeline.formats import formats
 from shardmill.pipeline.formats.base import Params
 from shardmill.pipeline.plan.profiles.names import heads, in_memory
+from shardmill.pipeline.plan.profiles.truth import stated
 from shardmill.pipeline.recipe.tables import Recipe
 from shardmill.pipeline.types import BlockShape, TensorRef
 
@@ -39,8 +40,8 @@ class Child:
 
     @property
     def stated(self) -> dict[str, Any]:
-        """What the parent says of its quantization; {} where it says nothing."""
-        return dict(self.config.get("quantization_config") or {})
+        """What the parent says of its quantization, wherever it says so; {} where it says nothing."""
+        return stated(self.config)
 
 
 def module_of(weight: str) -> str:
@@ -67,10 +68,10 @@ def entries(child: Child, profile: str) -> dict[str, tuple[str, dict[str, Any]]]
 def blocks(child: Child) -> dict[str, BlockShape]:
     """Weight -> block, of every block-FP8 weight of the child: those that are converted and those passed on."""
     found = {weight: block for weight, action in child.conversions.items() if (block := action.block_made)}
-    stated = _stated_block(child.stated)
+    block = _stated_block(child.stated)
     for name in passed_on_codes(child):
-        if stated:
-            found[name] = stated
+        if block:
+            found[name] = block
     return found
 
 
@@ -81,11 +82,13 @@ def passed_on_codes(child: Child) -> Iterator[str]:
             yield name
 
 
-def _stated_block(stated: Mapping[str, Any]) -> BlockShape | None:
+def _stated_block(said: Mapping[str, Any]) -> BlockShape | None:
     """The block that a parent of DeepSeek's or compressed-tensors' form declares for all its weights."""
-    sides = stated.get("weight_block_size")
-    for group in (stated.get("config_groups") or {}).values():
-        sides = sides or (group.get("weights") or {}).get("block_structure")
+    sides = said.get("weight_block_size")
+    groups = said.get("config_groups")
+    for group in groups.values() if isinstance(groups, dict) else ():
+        weights = group.get("weights") if isinstance(group, dict) else None
+        sides = sides or (weights.get("block_structure") if isinstance(weights, dict) else None)
     if isinstance(sides, list) and len(sides) == 2 and all(type(side) is int and side > 0 for side in sides):
         return BlockShape(*sides)
     return None

@@ -55,7 +55,7 @@ def _is_ours(child: Child) -> bool:
 
 def _foreign(child: Child) -> Iterator[str]:
     """What the parent quantized under another method, and what no entry of ours can speak for."""
-    method = child.stated["quant_method"]
+    method = child.stated.get("quant_method")
     known = set(blocks(child))
     for name in passed_on_codes(child):
         if name not in known or name + "_scale_inv" not in child.tensors:
@@ -102,7 +102,8 @@ def _declared(child: Child, profile: str, algo: str) -> tuple[dict[str, Any], in
         return dict(child.config), 0
     if stated.get("quant_method") != "modelopt":
         stated = {"quant_method": "modelopt", "ignore": []}
-    layers = dict(stated.get("quantized_layers") or {})
+    said = stated.get("quantized_layers")
+    layers = dict(said) if isinstance(said, dict) else {}
     layers.update(_nvfp4_entries(child))
     for weight in child.conversions:
         layers.pop(module_of(weight), None)
@@ -118,7 +119,7 @@ def _declared(child: Child, profile: str, algo: str) -> tuple[dict[str, Any], in
             layers[alias.alias + module.removeprefix(alias.prefix)] = layers[module]
     stated.pop("config_groups", None)
     stated["quant_algo"] = "MIXED_PRECISION"
-    stated["ignore"] = _still_ignored(stated.get("ignore") or [], child)
+    stated["ignore"] = _still_ignored(_texts(stated.get("ignore")), child)
     stated["quantized_layers"] = dict(sorted(layers.items()))
     return {**child.config, "quantization_config": stated}, len(layers)
 
@@ -144,6 +145,10 @@ def _group(packed: TensorRef, scale: TensorRef) -> int | None:
         return None
     columns, groups = 2 * packed.shape[1], scale.shape[1]
     return columns // groups if columns % groups == 0 else None
+
+
+def _texts(value: Any) -> list[str]:
+    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
 
 
 def _still_ignored(ignore: Sequence[str], child: Child) -> list[str]:

@@ -15,12 +15,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import Any
 
+from shardmill.pipeline.container.filesystem import losses, note_losses
 from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.records import Receipt
 from shardmill.pipeline.plan.types import ShardPlan
 from shardmill.pipeline.run.cores import cores_for, memory_bytes
-from shardmill.pipeline.run.processes import Fill, in_processes
+from shardmill.pipeline.run.processes import Fill, Finish, Unit, in_processes
 from shardmill.pipeline.run.shard import (
     Input,
     ShardTask,
@@ -89,10 +91,18 @@ def on_processes(tasks: Mapping[str, ShardTask], most: int, watch: Watch) -> Mad
     def make_fill(place: int) -> Fill:
         worker = Worker(cores[place], kernels=kernels)
         _pin(worker)
-        return lambda unit, results, own_watch: work[unit.name](results, own_watch, worker)
+
+        def fill_unit(unit: Unit, results: Mapping[str, Any], own_watch: Watch) -> Finish:
+            before = {name: result for name, (result, _) in results.items()}
+            finish = work[unit.name](before, own_watch, worker)
+            return lambda: (finish(), losses())
+
+        return fill_unit
 
     results = in_processes(units, workers, make_fill, watch)
-    return Made({file: results[file] for file in tasks}, workers)
+    for _, found in results.values():
+        note_losses(found)
+    return Made({file: results[file][0] for file in tasks}, workers)
 
 
 def in_threads(tasks: Mapping[str, ShardTask], workers: int, watch: Watch) -> dict[str, Receipt]:

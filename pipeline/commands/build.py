@@ -20,15 +20,32 @@ from shardmill.pipeline.commands.options import (
     show_json,
     tell,
 )
+from shardmill.pipeline.commands.printable import printable
 from shardmill.pipeline.commands.progress import counted, human, meter
 from shardmill.pipeline.commands.recipe import load_recipe
 from shardmill.pipeline.container.side_files import missed
 from shardmill.pipeline.manifest.lock import load_lock, lock_path
 from shardmill.pipeline.manifest.store import Store
 from shardmill.pipeline.run import build as run
+from shardmill.pipeline.run.cores import WORKERS_MAX, usable_workers
 from shardmill.pipeline.run.prepare import prepare
 from shardmill.pipeline.run.unchanged import is_unchanged
 from shardmill.pipeline.stages.job import Settings, Watch
+
+
+class Workers(click.ParamType[int]):
+    """A number of workers, or "auto"."""
+
+    name = f"auto|1-{WORKERS_MAX}"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if value == "auto":
+            return usable_workers()
+        if isinstance(value, str) and value.isdecimal() and 1 <= int(value) <= WORKERS_MAX:
+            return int(value)
+        if isinstance(value, int):
+            return value
+        return self.fail(f"{value!r} is neither auto nor a number from 1 to {WORKERS_MAX}", param, ctx)
 
 
 @click.command()
@@ -36,7 +53,11 @@ from shardmill.pipeline.stages.job import Settings, Watch
 @parent_option
 @out_option()
 @click.option(
-    "--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Shards made at a time."
+    "--workers",
+    type=Workers(),
+    default="auto",
+    show_default=True,
+    help="Processes that make shards; auto: as many as cores and memory allow.",
 )
 @click.option("--kernel", type=click.Choice(["auto", "numpy", "numba"]), default="auto", show_default=True)
 @click.option(
@@ -50,7 +71,13 @@ from shardmill.pipeline.stages.job import Settings, Watch
 @click.option("--sha256/--no-sha256", default=True, show_default=True, help="Hash every output file.")
 @click.option("--expect-key", help="Refuse to build any plan but the one with this key (see plan --json).")
 @click.option(
-    "--scheduler", help="Address of a dask.distributed scheduler, e.g. tcp://host:8786; default: threads."
+    "--scheduler",
+    help="Address of a dask.distributed scheduler, e.g. tcp://host:8786; default: processes of this machine.",
+)
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Refuse NaN, Inf, matrices of zeros and empty tensors among what is passed on.",
 )
 @paranoid_option
 @json_option
@@ -64,6 +91,7 @@ def build(
     sha256: bool,
     expect_key: str | None,
     scheduler: str | None,
+    strict: bool,
     paranoid: bool,
     as_json: bool,
 ) -> None:
@@ -76,9 +104,11 @@ def build(
         raise click.UsageError(
             "--kernel numba needs numba: pip install 'shardmill[fast]', or leave --kernel out"
         )
+    if kernel == "numba":
+        _refuse_broken_numba()
     loaded, lock = load_recipe(recipe), load_lock(lock_path(recipe))
-    settings = Settings(workers, kernel, sha256, passthrough, paranoid, scheduler)
-    if expect_key is None and is_unchanged(loaded, parent, out, settings, lock):
+    settings = Settings(workers, kernel, sha256, passthrough, paranoid, strict, scheduler)
+    if expect_key is None and not strict and is_unchanged(loaded, parent, out, settings, lock):
         done = _nothing(out) if as_json else _Done(made={})
     else:
         prepared = prepare(loaded, parent, lock, paranoid)
@@ -98,6 +128,16 @@ def build(
         _show(done, out, seconds)
 
 
+def _refuse_broken_numba() -> None:
+    from shardmill.kernels.block_fp8 import why_no_numba
+
+    if why := why_no_numba():
+        raise click.ClickException(
+            f"--kernel numba: numba does not run here ({why}); correct its installation, delete its cache, "
+            f"or leave --kernel out"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class _Done:
     """What the command did, as both of its ways tell it: a build, and the finding that nothing changed."""
@@ -107,9 +147,11 @@ class _Done:
     files_written: tuple[str, ...] = ()
     bytes_read: int = 0
     kernel: str = "none"
+    workers: int = 0
     plan_key: str | None = None
     recipe: str | None = None
     shards: int = 0
+    odd: tuple[str, ...] = ()
 
 
 def _facts(summary: run.Summary) -> _Done:
@@ -119,9 +161,11 @@ def _facts(summary: run.Summary) -> _Done:
         files_written=summary.files_written,
         bytes_read=summary.bytes_read,
         kernel=summary.kernel,
+        workers=summary.workers,
         plan_key=summary.plan.key,
         recipe=summary.plan.recipe,
         shards=len(summary.plan.shards),
+        odd=summary.odd,
     )
 
 
@@ -133,21 +177,29 @@ def _nothing(out: Path) -> _Done:
 
 
 def _as_json(done: _Done) -> dict[str, Any]:
-    names = ("made", "resumed", "files_written", "bytes_read", "kernel", "plan_key")
+    names = ("made", "resumed", "files_written", "bytes_read", "kernel", "workers", "plan_key", "odd")
     return {name: getattr(done, name) for name in names}
 
 
+_ODD_SHOWN = 5
+
+
 def _show(done: _Done, out: Path, seconds: float) -> None:
+    for sentence in done.odd[:_ODD_SHOWN]:
+        click.echo(f"warning: {printable(sentence)}")
+    if len(done.odd) > _ODD_SHOWN:
+        click.echo(f"warning: {len(done.odd) - _ODD_SHOWN} more tensors like it; the manifest lists them")
     if not done.files_written:
         click.echo(f"nothing to do: {out} is up to date ({seconds:.1f} s)")
         return
     fresh = done.shards - len(done.made)
     if fresh:
         for file, reason in done.made.items():
-            click.echo(f"{file}: {reason}")
+            click.echo(printable(f"{file}: {reason}"))
     resumed = f" ({len(done.resumed)} of them before an interruption)" if done.resumed else ""
     click.echo(
         f"built {out} in {seconds:.1f} s: {counted(len(done.made), 'shard')} made{resumed}, {fresh} up to date, "
         f"{counted(len(done.files_written), 'file')} written, {human(done.bytes_read)} read"
     )
-    click.echo(f"kernel: {done.kernel}; recipe: {done.recipe}; plan key: {done.plan_key}")
+    workers = counted(done.workers, "worker")
+    click.echo(f"kernel: {done.kernel}; {workers}; recipe: {done.recipe}; plan key: {done.plan_key}")

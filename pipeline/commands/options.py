@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from shardmill.pipeline.commands.parent import ParentFolder
+from shardmill.pipeline.commands.printable import printable
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -23,11 +24,6 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 paranoid_option = click.option(
     "--paranoid", is_flag=True, help="Ignore cached file stats and re-hash everything."
 )
-
-
-def printable(text: str) -> str:
-    """`text` with its control characters escaped, so that a name from a checkpoint can't steer a terminal."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def renamed_option(new: str, *letters: str, old: str, **settings: Any) -> Callable[[F], F]:
@@ -79,4 +75,4 @@ def show_json(facts: Any) -> None:
 
 
 def tell(line: str) -> None:
-    click.echo(line, err=True)
+    click.echo(printable(line), err=True)

@@ -16,12 +16,13 @@ from shardmill.pipeline.commands.options import (
     json_option,
     out_option,
     parent_option,
-    printable,
     recipe_option,
     show_json,
 )
+from shardmill.pipeline.commands.printable import printable
 from shardmill.pipeline.commands.progress import human
 from shardmill.pipeline.commands.recipe import planned
+from shardmill.pipeline.container.hub import Mirror
 from shardmill.pipeline.plan.plan import plan_json
 from shardmill.pipeline.run.place import refuse_out
 from shardmill.pipeline.run.probe import Probed, probe
@@ -51,6 +52,8 @@ def plan(recipe: Path, parent: Path, out: Path | None, probing: bool, as_json: b
     facts = plan_json(prepared.plan, prepared.parent)
     if out is not None:
         facts["disk"] = {"needed": prepared.plan.file_bytes, "free": _free(out)}
+    if Mirror.of(parent):
+        facts["upload"] = _upload(prepared)
     probed: list[Probed] = probe(prepared.plan, prepared.parent) if probing else []
     if probing:
         facts["probe"] = [
@@ -70,6 +73,12 @@ def plan(recipe: Path, parent: Path, out: Path | None, probing: bool, as_json: b
             click.echo(str(line))
 
 
+def _upload(prepared: Prepared) -> dict[str, int]:
+    """Bytes of shards that `publish` would send, where the hub copies the parent's, and of all of them."""
+    rewritten = [shard.header.file_bytes for shard in prepared.plan.shards if shard.rewritten]
+    return {"bytes": sum(rewritten), "of": prepared.plan.file_bytes}
+
+
 def _free(out: Path) -> int:
     place = out.absolute()
     while not place.exists():
@@ -79,7 +88,7 @@ def _free(out: Path) -> int:
 
 def _show_plan(prepared: Prepared, facts: dict[str, Any]) -> None:
     console = Console(width=None if sys.stdout.isatty() else 120)
-    table = Table(title=escape(f"{prepared.plan.recipe}: from the parent to the output"))
+    table = Table(title=escape(f"{printable(prepared.plan.recipe)}: from the parent to the output"))
     for name in ("family", "action", "block"):
         table.add_column(name)
     for name in ("tensors", "before", "after", "scales"):
@@ -88,7 +97,9 @@ def _show_plan(prepared: Prepared, facts: dict[str, Any]) -> None:
         block = f"[{family['block'][0]},{family['block'][1]}]" if family["block"] else ""
         sizes = [human(family[size]) for size in ("bytes_before", "bytes_after", "scale_bytes")]
         # rich reads square brackets as markup.
-        table.add_row(escape(name), family["action"], escape(block), f"{family['tensors']:,}", *sizes)
+        table.add_row(
+            escape(printable(name)), family["action"], escape(block), f"{family['tensors']:,}", *sizes
+        )
     console.print(table)
     for side in ("parent", "output"):
         sums = facts[side]
@@ -104,7 +115,12 @@ def _show_plan(prepared: Prepared, facts: dict[str, Any]) -> None:
     _show_side_files(facts["side_files"])
     if "disk" in facts:
         click.echo(f"disk: needs {human(facts['disk']['needed'])}, {human(facts['disk']['free'])} free")
-    click.echo(_loads_line(facts["loads_at"]))
+    if "upload" in facts:
+        sums = facts["upload"]
+        click.echo(
+            f"to upload: {human(sums['bytes'])} of {human(sums['of'])}; the hub copies the rest from the parent"
+        )
+    click.echo(printable(_loads_line(facts["loads_at"])))
     click.echo(f"plan key: {facts['key']}")
 
 

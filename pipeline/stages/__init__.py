@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardmill.pipeline.stages.classify import classify
+from shardmill.pipeline.stages.convert import convert
 from shardmill.pipeline.stages.dag import Stage
 from shardmill.pipeline.stages.dequantize import dequantize
 from shardmill.pipeline.stages.index import index
@@ -24,14 +25,15 @@ STAGES: Mapping[str, Stage] = {
         input_scales, consumes=("parent",), produces="parent", scope="checkpoint", options=("from", "into")
     ),
     "classify": Stage(classify, consumes=("parent",), produces="assignments", scope="checkpoint"),
-    "quantize": Stage(quantize, consumes=("pieces",), produces="codes", scope="shard"),
+    "quantize": Stage(quantize, consumes=("pieces",), produces="codes", scope="shard", by_piece=True),
     "scales": Stage(scales, consumes=("codes",), produces="scales", scope="shard"),
-    "dequantize": Stage(dequantize, consumes=("pieces",), produces="values", scope="shard"),
+    "dequantize": Stage(dequantize, consumes=("pieces",), produces="values", scope="shard", by_piece=True),
+    "convert": Stage(convert, consumes=("pieces",), produces="converted", scope="shard"),
     "reconcile": Stage(reconcile, consumes=("pieces",), produces="repairs", scope="shard"),
     "rewrite": Stage(
         rewrite,
         consumes=("pieces", "codes", "scales"),
-        accepts=("values", "repairs"),
+        accepts=("values", "repairs", "converted"),
         produces="receipt",
         scope="shard",
     ),

@@ -138,11 +138,16 @@ def _conversion_faults(checkpoint: Checkpoint, manifest: Manifest) -> Iterator[F
             yield Finding(
                 "conversion-record", weight.file, name, "F8_E4M3 of two axes and its scales", str(weight)
             )
-        elif scale.shape != grid_of(weight.shape, conversion.block):
+        elif _sides(scale.shape) != _sides(grid_of(weight.shape, conversion.block)):
             expected = (
                 f"{list(grid_of(weight.shape, conversion.block))} for blocks of {list(conversion.block)}"
             )
             yield Finding("conversion-record", scale.file, scale.name, expected, str(list(scale.shape)))
+
+
+def _sides(shape: tuple[int, ...]) -> list[int]:
+    """A shape without its axes of one: some loaders' scales have more of these, or none."""
+    return [side for side in shape if side != 1]
 
 
 def _data(
@@ -160,9 +165,11 @@ def _data(
     report.coverage = coverage_of(checkpoint, opened.linears, looked_at)
     sources = origin.source_jobs() if origin is not None else []
     done = Progress(sum(job.bytes for job in (*jobs, *sources)), progress)
-    results = stream(checkpoint.source, jobs, parent, done.add)
+    results = stream(checkpoint.source, jobs, parent, done)
     for result in results.values():
         report.add(*result.findings)
+        for name, sighting in result.outcomes.items():
+            opened.sightings.add(name, sighting)
         if checkpoint.manifest is not None:
             report.add(*_digest_faults(checkpoint.manifest, result))
         for name, first in result.unequal.items():
@@ -175,7 +182,7 @@ def _data(
     report.checks("floats")
     _say_digests(checkpoint, report)
     if origin is not None and parent is not None:
-        report.add(*origin.source_faults(stream(parent, sources, None, done.add)))
+        report.add(*origin.source_faults(stream(parent, sources, None, done)))
         report.checks("parent")
 
 
@@ -252,7 +259,7 @@ def _task(tensor: Tensor, digest: bool, opened: Opened, twins: dict[str, Tensor]
     plan = (
         plan if plan is not None and plan.tensor == tensor else None
     )  # of a name that two files have, the one that counts
-    watch = partial(Look, plan, opened.sightings) if plan is not None else None
+    watch = partial(Look, plan) if plan is not None else None
     return Task(tensor, digest, watch, twin) if digest or watch or twin is not None else None
 
 

@@ -32,6 +32,10 @@ _TRAINING_FOLDERS = re.compile(r"(global_step|checkpoint-|runs|wandb|logs|tensor
 _LITTER = re.compile(
     r".*(\.log|\.out|\.err|\.tmp|\.lock|\.incomplete|\.swp|\.pyc|~|:Zone\.Identifier)|Thumbs\.db|desktop\.ini|nohup\.out"
 )
+# What transformers calls the files of custom code; a config may name them only after the model was converted.
+_CODE_OF_MODELS = re.compile(
+    r"(modeling|configuration|tokenization|processing|image_processing|feature_extraction|video_processing)_"
+)
 _READ_BY_LOADERS = re.compile(
     r".*\.(json|jsonl|txt|jinja|jinja2|model|tiktoken|vocab|spm|bpe|yaml|yml|toml|md|cfg)"
     r"|(LICEN[CS]E|NOTICE|COPYING|USE_POLICY|USAGE|PATENTS)[\w.-]*",
@@ -74,7 +78,8 @@ class SideFiles:
         if self.copies & {str(parent) for parent in path.parents}:
             return "its folder holds another copy of the weights"
         if path.suffix == ".py":
-            return None if path.as_posix() in self.code else "no config's auto_map names this code"
+            usual = not folders and _CODE_OF_MODELS.match(path.name)
+            return None if usual or path.as_posix() in self.code else "no config's auto_map names this code"
         if not _READ_BY_LOADERS.fullmatch(path.name):
             return "no loader reads such a file; list it in [output] carry to keep it"
         if size > SIDE_FILE_BYTES_MAX:

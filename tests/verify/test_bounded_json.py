@@ -48,3 +48,13 @@ def test_too_many_values_and_bytes_are_refused_before_they_are_built() -> None:
         loads(b"[" + b"0," * bounded_json.VALUES_MAX + b"0]")
     with pytest.raises(BadJsonError, match="bytes where at most"):
         loads(b" " * 11, bytes_max=10)
+
+
+def test_constants_of_python_are_read_where_they_are_asked_for() -> None:
+    """Published configs hold Infinity and NaN; elsewhere they stay refused."""
+    data = b'{"time_step_limit": [0.0, Infinity], "x": NaN}'
+    value = bounded_json.loads(data, constants=True)
+    assert value["time_step_limit"] == [0.0, float("inf")]
+    assert bounded_json.loads(data, constants=True)["x"] is value["x"]
+    with pytest.raises(BadJsonError, match="Infinity is not JSON"):
+        bounded_json.loads(data)

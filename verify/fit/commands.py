@@ -46,6 +46,7 @@ PICTURES = (".svg", ".png")
 @click.argument("place", metavar="[DIR]", required=False)
 @click.option(
     "--preset",
+    "--lane",
     "preset_name",
     metavar="PRESET",
     help="A preset of runtime_patch/presets, or a preset's TOML file.",

@@ -110,7 +110,7 @@ def read_preset(path: Path) -> Preset:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise PresetError(f"{path}: cannot be read as TOML: {error}") from None
     serve, kv, env = _table(path, data, "serve"), _table(path, data, "kv"), _table(path, data, "env")
-    rung = str(kv.get("rung", "stock"))
+    rung = str(kv.get("layout", kv.get("rung", "stock")))  # `rung` is the former word
     return Preset(
         name=str(data.get("name", path.stem)),
         tensor_parallel=_integer(path, serve, "tensor_parallel_size", 1),

@@ -157,7 +157,7 @@ def _unlike(file: str, ours: bytes, theirs: bytes) -> str:
     if not file.endswith(".json"):
         return "" if ours.split() == theirs.split() and file.endswith(".txt") else "other bytes"
     try:
-        a, b = bounded_json.loads(ours), bounded_json.loads(theirs)
+        a, b = (bounded_json.loads(each, constants=True) for each in (ours, theirs))
     except BadJsonError:
         return "other bytes"
     if not isinstance(a, dict) or not isinstance(b, dict):
@@ -209,7 +209,7 @@ def _template_of(checkpoint: Checkpoint) -> Any:
         if not 0 < checkpoint.files.get(file, 0) < BYTES_MAX:
             continue
         try:
-            value = bounded_json.loads(_bytes(checkpoint, file) or b"")
+            value = bounded_json.loads(_bytes(checkpoint, file) or b"", constants=True)
         except BadJsonError:
             continue
         template = value.get("chat_template") if isinstance(value, dict) else None

@@ -8,7 +8,7 @@ whole blocks of codes whose scale is the one that a converter gives to a block o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 
 from shardmill.verify.formats.linear import FLOATS, Linear
 from shardmill.verify.formats.look import Sightings, whole, zero_bytes
@@ -55,6 +55,20 @@ def zero_faults(checkpoint: Checkpoint, sightings: Sightings, vouched: Set[str])
     for name, runs in sorted(sightings.runs.items()):
         if name not in dead and name not in vouched:
             yield from _stretches(checkpoint.tensors[name], runs)
+
+
+def as_published(checkpoint: Checkpoint, findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Zeros of a tensor for which a manifest has a digest were published so: named, but no fault of a download.
+
+    Where the bytes are others than the manifest's, its digest is a finding of its own.
+    """
+    shards = checkpoint.manifest.shards.values() if checkpoint.manifest else ()
+    digested = {name for shard in shards for name in shard.tensors}
+    for finding in findings:
+        if finding.tensor in digested:
+            yield Finding("zeros-published", finding.file, finding.tensor, finding.expected, finding.got)
+        else:
+            yield finding
 
 
 def _dead_experts(checkpoint: Checkpoint, dead: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:

@@ -9,7 +9,7 @@ from shardmill.verify.formats.linear import Linear
 from shardmill.verify.formats.look import Plan, Sightings
 from shardmill.verify.formats.values import float_rules, value_rules
 from shardmill.verify.questions.block_scales import block_bytes, block_faults, block_looks
-from shardmill.verify.questions.dead_data import judged_for_zeros, zero_faults
+from shardmill.verify.questions.dead_data import as_published, judged_for_zeros, zero_faults
 from shardmill.verify.questions.index_values import index_faults
 from shardmill.verify.questions.twins import twin_faults
 from shardmill.verify.reading.checkpoint import Checkpoint
@@ -50,6 +50,6 @@ def sight_faults(
         name = look.matrix.tensor.name
         if look.vouches(sightings.runs.get(name, ())):
             vouched.add(name)
-    yield from zero_faults(checkpoint, sightings, vouched)
+    yield from as_published(checkpoint, zero_faults(checkpoint, sightings, vouched))
     yield from index_faults(checkpoint, linears)
     yield from twin_faults(checkpoint, sightings)

@@ -22,8 +22,13 @@ class BadJsonError(Exception):
     """The bytes are not JSON that we accept; the text says why."""
 
 
-def loads(data: bytes, bytes_max: int = BYTES_MAX, values_max: int = VALUES_MAX) -> Any:
-    """The value in `data`. Raises BadJsonError, nothing else."""
+def loads(
+    data: bytes, bytes_max: int = BYTES_MAX, values_max: int = VALUES_MAX, *, constants: bool = False
+) -> Any:
+    """The value in `data`. Raises BadJsonError, nothing else.
+
+    `constants`: Infinity and NaN are read, as Python writes them into the configs of published models.
+    """
     if len(data) > bytes_max:
         raise BadJsonError(f"{len(data):,} bytes where at most {bytes_max:,} are read")
     values = data.count(b",") + data.count(b"[") + data.count(b"{")
@@ -31,7 +36,7 @@ def loads(data: bytes, bytes_max: int = BYTES_MAX, values_max: int = VALUES_MAX)
         raise BadJsonError(f"{values:,} values where at most {values_max:,} are read")
     try:
         text = data.decode("utf-8")
-        value = _decoder.decode(text)
+        value = (_lenient if constants else _decoder).decode(text)
         if _SURROGATE_ESCAPE.search(text):  # a pair of them is one character; UTF-8 refuses a lone one
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         return value
@@ -86,4 +91,10 @@ def _constant(name: str) -> float:
 
 _decoder = json.JSONDecoder(
     object_pairs_hook=_object, parse_int=_integer, parse_float=_real, parse_constant=_constant
+)
+_CONSTANTS = {
+    name: float(name) for name in ("NaN", "Infinity", "-Infinity")
+}  # one NaN, so that it equals itself
+_lenient = json.JSONDecoder(
+    object_pairs_hook=_object, parse_int=_integer, parse_float=_real, parse_constant=_CONSTANTS.__getitem__
 )

@@ -105,7 +105,7 @@ def _read_object(checkpoint: Checkpoint, file: str, report: Report) -> dict[str,
     if file not in checkpoint.files:
         return {}
     try:
-        value = bounded_json.loads(_read_whole(checkpoint, file, bounded_json.BYTES_MAX))
+        value = bounded_json.loads(_read_whole(checkpoint, file, bounded_json.BYTES_MAX), constants=True)
         if isinstance(value, dict):
             return value
         report.add(Finding("config-json", file, "", "an object", type(value).__name__))

@@ -34,6 +34,8 @@ MEANING = (
     ("SM120", "nan-value", E, "A tensor of floats holds NaN.", POISON),
     ("SM121", "infinite-value", E, "A tensor of floats holds an infinity.", POISON),
     ("SM122", "zero-weight", W, "Every element of a weight is zero.", FILL),
+    ("SM134", "zeros-published", N, "A weight or a stretch of one is zero, and the manifest's digest says so too.",
+     "Ask its publisher whether it is meant: a parent that was downloaded in part leaves such zeros."),
     ("SM123", "zero-hole", E, "A stretch of zero bytes lies in a weight.", FILL),
     ("SM124", "dead-expert", E, "An expert's weights are all zero: what is sent to it is lost.", FILL),
     ("SM125", "zero-scale", E, "A block scale is zero over codes that are not: the block decodes to nothing.",

@@ -30,7 +30,8 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"ab" * 3
 WANTED = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja", "generation_config.json",
     "preprocessor_config.json", "processor_config.json", "vocab.txt", "merges.txt", "special_tokens_map.json",
-    "LICENSE", "LICENSE.md", "NOTICE", "additional_chat_templates/tool.jinja", "qwen.tiktoken", "spiece.model",
+
+    "modeling_x.py", "processing_x.py", "LICENSE", "LICENSE.md", "NOTICE", "additional_chat_templates/tool.jinja", "qwen.tiktoken", "spiece.model",
 )  # fmt: skip
 UNWANTED = {
     "it holds weights": (
@@ -84,7 +85,7 @@ def test_code_goes_along_where_a_config_names_it(tmp_path: Path) -> None:
     (parent / "config.json").write_text(json.dumps(config))
     (parent / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["tok_x.Slow", null]}}')
     (parent / "modeling_x.py").write_text("from .layers_x import Layer\nfrom . import rope_x, norm_x as n\n")
-    for name in ("layers_x", "rope_x", "norm_x", "tok_x", "train", "configuration_y"):
+    for name in ("layers_x", "rope_x", "norm_x", "tok_x", "train", "eval_y"):
         (parent / f"{name}.py").write_text("")
     code = {name for name in scanned(parent).carried if name.endswith(".py")}
     assert code == {"modeling_x.py", "layers_x.py", "rope_x.py", "norm_x.py", "tok_x.py"}

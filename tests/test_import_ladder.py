@@ -32,6 +32,7 @@ pipeline.errors     | -                | - | everything stands on it
 pipeline.types      | errors           | - | planning needs no arrays: the standard library alone
 pipeline.plan.sources | errors types   | - | it finds a parent's tensors by their names alone
 pipeline.actions    | errors types plan.sources | - | an action is metadata: no array, no file, no recipe
+pipeline.recipe.shipped | -              | - | it finds the files that come with the package
 pipeline.recipe.*   | errors types actions | - | it reads TOML and no other file; names are opaque strings
 pipeline.container.* | errors types    | huggingface_hub | bytes in and out: numbers are opaque
 pipeline.manifest.* | errors types container.atomic | - | a record is readable without what made it
@@ -50,7 +51,7 @@ verify.commands.report | kernels pipeline verify | click rich | it parses and pr
 verify.*            | kernels.formats  | {judge} | the judge shares only the table of formats
 runtime_patch.*     | kernels          | torch triton vllm click | the serving image carries neither pipeline nor verify
 """.format(
-    stage="kernels errors types actions recipe container manifest.digest manifest.records plan.profiles plan.types "
+    stage="kernels errors types actions recipe container manifest.digest manifest.records plan.profiles plan.mismatch plan.types "
     "plan.sources stages.job stages.dag manifest.lock",
     commands="click rich torch huggingface_hub",
     judge="click rich torch matplotlib huggingface_hub",

@@ -32,6 +32,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "shardmill.pipeline.commands.init:init",
         "Look at a checkpoint and write a recipe for it.",
     ),
+    "recipes": (
+        "shardmill.pipeline.commands.recipes:recipes",
+        "List the recipes that come with shardmill, or print one.",
+    ),
     "pin": (
         "shardmill.pipeline.commands.pin:pin",
         "Write the parent's lock file: size and sha256 of each file.",

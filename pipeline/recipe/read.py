@@ -67,7 +67,10 @@ def _layers(path: Path, readers: tuple[Path, ...]) -> list[tuple[dict[str, Any],
         table = tomllib.loads(text)
     except OSError as error:
         raise RecipeError(
-            [f"{path}: cannot be read: {error.strerror}; name the recipe with --recipe"]
+            [
+                f"{path}: cannot be read: {error.strerror}; name the recipe with -c: your file, one that `shardmill "
+                "recipes` lists, or one that `shardmill init DIR` drafts"
+            ]
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RecipeError([f"{path}: not valid TOML: {error}"]) from None

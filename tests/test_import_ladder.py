@@ -37,7 +37,7 @@ pipeline.recipe.*   | errors types actions | - | it reads TOML and no other file
 pipeline.container.* | errors types    | huggingface_hub | bytes in and out: numbers are opaque
 pipeline.manifest.* | errors types container.atomic | - | a record is readable without what made it
 pipeline.plan.types | errors types actions | - | the plan's facts know neither recipe nor file
-pipeline.plan.*     | errors types actions recipe container.header manifest.digest | - | it is pure: it opens no file
+pipeline.plan.*     | errors types actions recipe container.header container.card manifest.digest | - | it is pure: it opens no file
 pipeline.stages.dag | errors           | - | it orders stages and knows none of them
 pipeline.stages     | stages           | - | the table names the stages and does no work
 pipeline.stages.*   | {stage}          | - | stages meet only in plan and run; no dask, no click

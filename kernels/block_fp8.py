@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from shardmill.kernels.block_fp8_numpy import NumpyRows
 from shardmill.kernels.block_fp8_scales import amax_scales, ue8m0_scales
 from shardmill.kernels.block_fp8_tiny import is_tiny, tiny_codes
+from shardmill.kernels.float_env import default_arithmetic
 from shardmill.kernels.formats import E4M3_MAX, E4M3_VALUES, F32, U8, U16, U32, bf16_to_f32, nearest_codes
 from shardmill.kernels.mse import mse_scales
 from shardmill.kernels.recover import recover_scales
@@ -94,13 +95,24 @@ RECIPES: Final[dict[str, Recipe]] = {
 def known_kernels() -> tuple[str, ...]:
     """The kernels that run here, the plainest first; all give the same bytes. Importing numba takes a second.
 
-    A numba that refuses the numpy beside it, or finds no folder where it may cache machine code, counts as none.
+    A numba that refuses the numpy beside it, finds no folder where it may cache machine code, or finds there what it
+    can't read, counts as none: `why_no_numba` says which.
     """
+    return ("numpy", "numba") if why_no_numba() is None else ("numpy",)
+
+
+@cache
+def why_no_numba() -> str | None:
+    """Why the kernel numba does not run here; None where it does. It compiles one small block to know."""
     try:
-        importlib.import_module("shardmill.kernels.block_fp8_numba")
-    except (ImportError, RuntimeError):
-        return ("numpy",)
-    return ("numpy", "numba")
+        module = importlib.import_module("shardmill.kernels.block_fp8_numba")
+        rows = module.NumbaRows()
+        source, out = np.ones((1, 1), np.uint16), np.empty((1, 1), np.uint8)
+        rows.maxima(source, (1, 1))
+        rows.codes(source, np.ones((1, 1), np.float32), (1, 1), out)
+    except Exception as error:  # numba's cache is pickled: what a damaged file raises is anything
+        return f"{type(error).__name__}: {error}".rstrip(": ")
+    return None
 
 
 def rows_of(kernel: str = "auto") -> Rows:
@@ -138,6 +150,7 @@ class BlockEncoder:
         assert source.flags.c_contiguous, "strips are read into one buffer"
         assert codes.flags.c_contiguous, "codes are written flat"
         assert codes.shape == source.shape, (codes.shape, source.shape)
+        default_arithmetic()
         r, _ = self.block
         rows, C = source.shape
         group = r * max(1, GROUP_BYTES // (r * C * source.itemsize))  # rows

@@ -27,6 +27,10 @@ class NumbaRows:
         """Largest magnitude of each block as f32 bits: u32 [ceil(rows/r), ceil(C/c)]."""
         bits = self._bits(source)
         mask = bits.dtype.type(np.iinfo(bits.dtype).max // 2)  # all but the sign
+        r, c = block
+        if r == 1 and c > 1 and c & (c - 1) == 0 and bits.shape[1] % c == 0:
+            in_rows: U32 = group_maxima(bits, c, mask, bits.itemsize == 2)
+            return in_rows
         maxima: U32 = _maxima(bits, *block, mask, bits.itemsize == 2)
         return maxima
 
@@ -81,6 +85,25 @@ def _codes(bits: NDArray[Any], scales: F32, r: int, c: int, narrow: bool, out: U
             quotient = np.float32(magnitude / divisors[j])
             sign = np.uint8(np.uint8(wide >> np.uint32(24)) & np.uint8(0x80))
             out[i, j] = np.uint8(np.float32(quotient + anchor_of(quotient)).view(np.uint32)) | sign
+
+
+@compiled
+def group_maxima(bits: NDArray[Any], group: int, mask: Any, narrow: bool) -> U32:
+    """u32 [rows, C/g], f32 bits of each group's largest magnitude; group is a power of two from 2 on."""
+    rows, C = bits.shape
+    out = np.empty((rows, C // group), np.uint32)
+    halves = np.empty(C, bits.dtype)
+    for i in range(rows):
+        left = C // 2
+        for j in range(left):
+            halves[j] = max(bits[i, 2 * j] & mask, bits[i, 2 * j + 1] & mask)
+        while left > out.shape[1]:
+            left //= 2
+            for j in range(left):  # in place: what is written lies before what is still to be read
+                halves[j] = max(halves[2 * j], halves[2 * j + 1])
+        for k in range(left):
+            out[i, k] = f32_bits(halves[k], narrow)
+    return out
 
 
 @compiled

@@ -55,7 +55,12 @@ class NumpyRows:
 
         A block that holds NaN or Inf yields at least the bits of infinity, 0x7F800000.
         """
-        bits = _over_blocks(source.view(f"u{source.itemsize}"), block, _column_maxima)
+        unsigned = source.view(f"u{source.itemsize}")
+        r, c = block
+        if r == 1 and c & (c - 1) == 0 and source.shape[1] % c == 0:
+            bits = _group_maxima(unsigned, c)
+        else:
+            bits = _over_blocks(unsigned, block, _column_maxima)
         return _magnitude_bits_f32(bits, source.dtype)
 
     def codes(self, source: NDArray[Any], scales: F32, block: Block, out: U8) -> None:
@@ -238,6 +243,14 @@ def _over_blocks(
     return np.maximum.reduceat(np.concatenate(columns), np.arange(0, C, c), axis=1)
 
 
+def _group_maxima(unsigned: NDArray[Any], group: int) -> NDArray[Any]:
+    """[rows, C] bits of numbers with a sign -> [rows, C/g], the largest magnitude's bits; group is a power of two."""
+    halves: NDArray[Any] = unsigned & unsigned.dtype.type(np.iinfo(unsigned.dtype).max // 2)
+    while group > 1:
+        halves, group = np.maximum(halves[:, 0::2], halves[:, 1::2]), group // 2
+    return halves
+
+
 def _column_maxima(unsigned: NDArray[Any]) -> NDArray[Any]:
     """[n, r, C] bits of numbers with a sign -> [n, C], the largest magnitude's bits.
 
@@ -260,8 +273,8 @@ def _magnitude_bits_f32(bits: NDArray[Any], dtype: np.dtype[Any]) -> U32:
 
 
 def e4m3_codes(magnitudes: F32) -> U8:
-    """E4M3 codes, nearest and ties to even, of magnitudes f32 [n] in [0, 464): u8 [n]."""
-    sums = magnitudes.copy()
+    """E4M3 codes, nearest and ties to even, of magnitudes in [0, 464), f32 of any shape: u8 of that shape."""
+    sums = magnitudes.reshape(-1).copy()
     floor = np.repeat(_LOWEST_EXPONENT, sums.size)
     round_to_e4m3(sums, np.empty_like(floor), floor)
-    return sums.view(np.uint32).astype(np.uint8)
+    return sums.view(np.uint32).astype(np.uint8).reshape(magnitudes.shape)

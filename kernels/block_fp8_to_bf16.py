@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardmill.kernels.block_fp8 import Block, NonFinite
+from shardmill.kernels.float_env import default_arithmetic
 from shardmill.kernels.formats import E4M3_NAN_CODES, E4M3_VALUES, F32, U8, U16, bf16_to_f32, f32_to_bf16
 
 CHUNK_ELEMENTS: Final = 32_768  # 256 KiB of places to look up stay in a core's second-level cache
@@ -23,6 +24,7 @@ def decode_to_bf16(codes: U8, scales: F32, block: Block, out: U16) -> None:
     rows is a multiple of r but in a tensor's last strip. Raises NonFinite where a code is NaN or a value passes
     BF16's largest number, and then leaves out undefined.
     """
+    default_arithmetic()
     r, c = block
     rows, C = codes.shape
     first_value = (np.arange(C, dtype=np.intp) // c) * 256  # [C]: where the values of a column's block begin

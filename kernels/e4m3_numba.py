@@ -28,6 +28,21 @@ def anchor_of(quotient: Any) -> Any:
 
 @compiled
 def spread(scale_row: F32, c: int, divisors: F32) -> None:
-    """divisors f32 [C] = each block's scale, c times."""
-    for k in range(scale_row.size):
-        divisors[k * c : (k + 1) * c] = scale_row[k]
+    """divisors f32 [C] = each block's scale, c times; the last block may be narrower.
+
+    The usual small blocks have loops of their own: LLVM makes one or two stores of a loop whose length it knows.
+    """
+    C, whole = divisors.size, 0
+    if c == 16:
+        whole = C // 16
+        for k in range(whole):
+            for j in range(16):
+                divisors[16 * k + j] = scale_row[k]
+    elif c == 32:
+        whole = C // 32
+        for k in range(whole):
+            for j in range(32):
+                divisors[32 * k + j] = scale_row[k]
+    for k in range(whole, scale_row.size):
+        for j in range(k * c, min((k + 1) * c, C)):
+            divisors[j] = scale_row[k]

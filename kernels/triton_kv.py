@@ -12,17 +12,19 @@ function may be captured in a CUDA graph.
 """
 
 import os
+from functools import cache
 
 import torch
 import triton
 
 from shardmill.kernels.kv_row import CANONICAL_BYTES, LATENT, RowLayout
-from shardmill.kernels.triton_restage import restage_kernel
+from shardmill.kernels.triton_restage import number_kernel, restage_kernel
 from shardmill.kernels.triton_write import write_kernel
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
+@cache
 def has_ptx(device: torch.device) -> bool:
     """Whether the PTX path runs: an NVIDIA card of compute capability 8.9 or more, outside the interpreter."""
     if INTERPRETED or device.type != "cuda" or torch.version.cuda is None:
@@ -46,8 +48,13 @@ _LAUNCH_DEFAULT = LAUNCH["NVIDIA H200"]
 
 def launch_rows(kernel: str, rows: int, device: torch.device) -> int:
     """Rows of a program for a launch of `rows` rows."""
-    card = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    return next(size for most, size in LAUNCH.get(card, _LAUNCH_DEFAULT)[kernel] if rows <= most)
+    return next(size for most, size in LAUNCH.get(_card(device), _LAUNCH_DEFAULT)[kernel] if rows <= most)
+
+
+@cache
+def _card(device: torch.device) -> str:
+    """The card's name, asked of the driver once: a launch takes microseconds."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
 
 
 def write(
@@ -130,6 +137,15 @@ def restage_gather(
     """Rows of the cache, slot numbers int32 [...], -> out u8 [..., 656]. A negative number is skipped."""
     _require(rows.dtype == torch.int32 and rows.is_contiguous(), "rows", "int32, contiguous", rows)
     _restage(cache, rows, out, layout, 0, ptx, rows_per_program)
+
+
+def number_rows(rows: torch.Tensor, out: torch.Tensor) -> None:
+    """Where `restage_gather` put each row: slot numbers int32 [...] -> own flat positions int32 [...], -1 for none."""
+    _require(rows.dtype == torch.int32 and rows.is_contiguous(), "rows", "int32, contiguous", rows)
+    same = out.dtype == torch.int32 and out.is_contiguous() and out.shape == rows.shape
+    _require(same, "out", f"int32 {list(rows.shape)}, contiguous", out)
+    if rows.numel():
+        number_kernel[(triton.cdiv(rows.numel(), 1024),)](rows, out, rows.numel(), BLOCK=1024)
 
 
 def _restage(

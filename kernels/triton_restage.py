@@ -48,6 +48,14 @@ def restage_kernel(
 
 
 @triton.jit
+def number_kernel(index, out, rows, BLOCK: tl.constexpr):
+    """out[r] = r where index[r] names a row, else -1: the numbers of the restaged rows, int32."""
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    wanted = tl.load(index + row, mask=row < rows, other=-1)
+    tl.store(out + row, tl.where(wanted < 0, -1, row), mask=row < rows)
+
+
+@triton.jit
 def _source(index, row, rows, INDEX_ROWS: tl.constexpr):
     """The row number (int32) behind output row `row`; -1 for none."""
     if INDEX_ROWS == 0:

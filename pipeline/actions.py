@@ -11,8 +11,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal, Self
 
+from shardmill.pipeline.formats import formats
+from shardmill.pipeline.formats.base import Format, Params, Spelling
+from shardmill.pipeline.formats.base import Part as FormatPart
+from shardmill.pipeline.formats.module import MAIN, WEIGHT, Held, held, is_further_part, main_end, targets
 from shardmill.pipeline.plan import sources
-from shardmill.pipeline.types import BlockShape, Shape, TensorRef
+from shardmill.pipeline.types import SCALE_SUFFIXES, BlockShape, Shape, TensorRef
 
 # What fills an output tensor: the parent's own bytes, new codes, new scales, or values that a stage computes.
 Part = Literal["bytes", "codes", "scales", "values"]
@@ -21,6 +25,9 @@ Tensors = Mapping[str, TensorRef]
 
 _FLOATS = ("BF16", "F16", "F32")
 _PACKED = ("U8", "I8", "F4")
+_USUAL = BlockShape(128, 128)
+# What a fused projection of an expert is published as, in the order of its rows.
+_HALVES: Mapping[str, tuple[str, ...]] = {"gate_up_proj": ("gate_proj", "up_proj"), "w13": ("w1", "w3")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +70,19 @@ class Action:
         """What the action does, in a few words; the one description that is shown anywhere."""
         return self.name
 
+    @property
+    def surveys(self) -> bool:
+        """Whether the tensor's largest magnitude, and its fused group's, is wanted before it is encoded."""
+        return False
+
     def as_fused(self) -> Action:
         """What a runtime that fuses modules can tell of the action: members of one module must have it in common."""
         return self
+
+    @classmethod
+    def consumes(cls, name: str, given: Mapping[str, Any]) -> bool:
+        """Whether a family of this action uses up the parent's tensor `name` with the weight that it belongs to."""
+        return cls.consumes_scales and name.endswith(SCALE_SUFFIXES)
 
     def key(self) -> list[Any]:
         """The name and every field, as JSON holds them: part of the shard's key."""
@@ -136,6 +153,18 @@ class Conversion(Action):
         """The block of the block-FP8 weight that is left; None where none is."""
         return self.block
 
+    def mains(self, ref: TensorRef) -> tuple[str, ...]:
+        """The weights that `ref` becomes, by the names of their codes or values."""
+        return (self.outputs(ref)[0][0],)
+
+    def rank_unit(self, ref: TensorRef) -> tuple[Shape, BlockShape] | None:
+        """The weight's own shape, and the (rows, columns) of it that a rank must get whole; None: nothing to split."""
+        return (ref.shape, self.block_made) if self.block_made else None
+
+    def unit(self, ref: TensorRef) -> BlockShape:
+        """The elements that share a scale, or shared one."""
+        return self.block
+
     def words(self) -> str:
         return converted(self.numerics, self.block)
 
@@ -154,11 +183,18 @@ class QuantizeBlock(Conversion):
 
     numerics: str = "amax/1"  # one of shardmill.kernels.block_fp8's formulas
     scale_suffix: str = "_scale_inv"
+    scale_axes: int = 2  # 4: [n, 1, m, 1], as stock ModelOpt loaders have it
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Self:
+        axes = {"scale_axes": 4} if given.get("profile") == "modelopt" else {}
+        return super(QuantizeBlock, cls).of({**given, **axes})
 
     def outputs(self, ref: TensorRef) -> Outputs:
+        n, m = self.block.grid(ref.shape)
         return (
             (ref.name, "F8_E4M3", ref.shape, "codes"),
-            (ref.name + self.scale_suffix, "F32", self.block.grid(ref.shape), "scales"),
+            (ref.name + self.scale_suffix, "F32", (n, m) if self.scale_axes == 2 else (n, 1, m, 1), "scales"),
         )
 
     def why_unfit(self, ref: TensorRef, tensors: Tensors) -> str | None:
@@ -168,8 +204,7 @@ class QuantizeBlock(Conversion):
             return f"is {ref.dtype}, {kind}; only {', '.join(_FLOATS)} can be quantized, keep it"
         if len(ref.shape) != 2 or 0 in ref.shape:
             return f"has shape {list(ref.shape)}; only matrices [rows, columns] can be quantized, keep it"
-        scale = ref.name + self.scale_suffix
-        return f"the parent holds {scale} already; keep both, or drop the scale" if scale in tensors else None
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,6 +277,176 @@ class Reblock(Conversion):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Convert(Conversion):
+    """A weight [R, C], or a stack [E, R, C] of them, goes from one number format to another.
+
+    source: the parent's format; without one, floats. to: a format of shardmill.pipeline.formats. The other parts of a
+    quantized source are in the weight's family too and are used up. A format that is surveyed reads its fused group.
+    """
+
+    name = "convert"
+    needs = ("to", "expect")
+    takes = ("source", "block", "source_block", "group", "numerics", "lossless", "transposed", "unstack")
+    stage = "convert"
+    consumes_scales = True
+
+    to: str
+    profile: str
+    source: str = "bf16"
+    source_block: BlockShape = _USUAL
+    group: int = 128
+    lossless: bool = False  # whether a block that does not decode to the parent's numbers is refused
+    transposed: bool = False  # the parent stores [..., C, R]
+    unstack: bool = (
+        False  # a stack [E, R, C] becomes one weight an expert; gate_up_proj two, which share its rows
+    )
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Self:
+        form = _format(given["to"], "to")
+        if form.encode is None:
+            raise ValueError(f"`to`: {form.name} is only read; choose from {', '.join(_written())}")
+        spelling = form.spelling(given["profile"])
+        law = given.get("numerics") or (spelling.law if spelling else "") or next(iter(form.laws))
+        if law not in form.laws:
+            raise ValueError(f"`numerics`: {form.name} has no {law!r}; choose from {', '.join(form.laws)}")
+        _format(given.get("source", "bf16"), "source")
+        for key, kind in (("lossless", bool), ("transposed", bool), ("unstack", bool), ("group", int)):
+            if key in given and type(given[key]) is not kind:
+                raise ValueError(f"`{key}` should be {'true or false' if kind is bool else 'a whole number'}")
+        keys = {field.name for field in fields(cls)} - {"block", "numerics", "name"}
+        kept = {key: given[key] for key in keys if key in given}
+        return cls(**kept, block=given.get("block", _USUAL), numerics=law)
+
+    @classmethod
+    def consumes(cls, name: str, given: Mapping[str, Any]) -> bool:
+        source = given.get("source", "bf16")
+        return source != "bf16" and is_further_part(name, formats()[source])
+
+    @property
+    def params(self) -> Params:
+        return Params((self.block.rows, self.block.cols), self.group, self.numerics)
+
+    @property
+    def block_made(self) -> BlockShape | None:
+        return self.block if self.to == "fp8-block" else None
+
+    def held(self, ref: TensorRef, tensors: Tensors) -> Held | str:
+        """What the parent holds of `ref`, or why that is no weight of the `source` format."""
+        block = (self.source_block.rows, self.source_block.cols)
+        return held(formats()[self.source], ref, tensors, Params(block, self.group), self.transposed)
+
+    def shape(self, ref: TensorRef) -> Shape:
+        """The weight's own shape [..., R, C], from its main part alone."""
+        form = formats()[self.source]
+        if form.name == "bf16":
+            return (*ref.shape[:-2], *reversed(ref.shape[-2:])) if self.transposed else ref.shape
+        ending = [each for each in form.spellings if ref.name.endswith(main_end(each))]
+        return form.weight_shape(ref.shape, max(ending, key=lambda each: len(main_end(each))))
+
+    def spelling(self) -> Spelling:
+        spelling = formats()[self.to].spelling(self.profile)
+        assert spelling is not None, "why_unfit has refused it"
+        return spelling
+
+    def members(self, ref: TensorRef) -> list[tuple[str, int, int]]:
+        """(module, expert, first row) of every weight that `ref` becomes where it is unstacked."""
+        experts, rows, _ = self.shape(ref)
+        home, _, own = ref.name.removesuffix(WEIGHT).rpartition(".")
+        parts = _HALVES.get(own, (own,))
+        step = rows // len(parts)
+        return [
+            (f"{home}.{expert}.{own}", expert, place * step)
+            for expert in range(experts)
+            for place, own in enumerate(parts)
+        ]
+
+    def parts_of_rows(self, ref: TensorRef) -> int:
+        """How many weights share the rows of each matrix of `ref`."""
+        own = ref.name.removesuffix(WEIGHT).rpartition(".")[2]
+        return len(_HALVES.get(own, (own,))) if self.unstack else 1
+
+    def made_of(self, ref: TensorRef, module: str) -> dict[str, tuple[str, FormatPart]]:
+        """Role -> (name, part) of one weight of an unstacked `ref`."""
+        _, rows, columns = self.shape(ref)
+        shape = (rows // self.parts_of_rows(ref), columns)
+        found = targets(module, False, formats()[self.to], self.spelling(), shape, self.params)
+        return {part.role: (name, part) for name, part in found}
+
+    def made(self, ref: TensorRef) -> dict[str, tuple[str, FormatPart]]:
+        """Role -> (name, part) of what `ref` becomes, where it is not unstacked."""
+        form, target = formats()[self.source], formats()[self.to]
+        ends = [WEIGHT] if form.name == "bf16" else [main_end(each) for each in form.spellings]
+        end = max((each for each in ends if ref.name.endswith(each)), key=len, default="")
+        plain = end != WEIGHT and not end.startswith(".")
+        found = targets(
+            ref.name.removesuffix(end), plain, target, self.spelling(), self.shape(ref), self.params
+        )
+        return {part.role: (name, part) for name, part in found}
+
+    def mains(self, ref: TensorRef) -> tuple[str, ...]:
+        return tuple(name for name, _, _, part in self.outputs(ref) if part == "values")
+
+    def outputs(self, ref: TensorRef) -> Outputs:
+        if self.why_unspelled() or len(ref.shape) < (3 if self.unstack else 2):
+            return ()
+        if self.unstack:
+            weights = [self.made_of(ref, module) for module, _, _ in self.members(ref)]
+        else:
+            weights = [self.made(ref)]
+        return tuple(
+            (name, each.dtype, each.shape, "values" if role in MAIN else "scales")
+            for made in weights
+            for role, (name, each) in made.items()
+        )
+
+    def reads(self, ref: TensorRef, tensors: Tensors) -> tuple[TensorRef, ...]:
+        found = self.held(ref, tensors)
+        return () if isinstance(found, str) else tuple(each for each in found.refs.values() if each != ref)
+
+    def why_unspelled(self) -> str | None:
+        """Why the profile has no words for the target; None where it has."""
+        form = formats()[self.to]
+        spelling = form.spelling(self.profile)
+        if spelling and (spelling.entry or form.name == "bf16"):
+            return None
+        known = ", ".join(each.profile for each in form.spellings if each.entry)
+        return f"the profile {self.profile!r} has no words for {self.to}; choose one of {known}"
+
+    def why_unfit(self, ref: TensorRef, tensors: Tensors) -> str | None:
+        if reason := self.why_unspelled():
+            return reason
+        found = self.held(ref, tensors)
+        if isinstance(found, str):
+            return found
+        target = formats()[self.to]
+        if self.unstack and (len(found.shape) != 3 or found.shape[1] % self.parts_of_rows(ref)):
+            return f"has shape {list(found.shape)}; only a stack [experts, rows, columns] can be unstacked"
+        if found.count > 1 and target.surveys and not self.unstack:
+            return f"is a stack of {found.count}; {self.to} has a number for each matrix, unstack it first"
+        if reason := target.unfit(found.shape[-2:], self.params):
+            return f"{reason}, as {self.to} needs"
+        own = {each.name for each in found.refs.values()}
+        taken = [name for name, *_ in self.outputs(ref) if name in tensors and name not in own]
+        return f"the parent holds {taken[0]} already" if taken else None
+
+    def rank_unit(self, ref: TensorRef) -> tuple[Shape, BlockShape] | None:
+        rows, columns = self.shape(ref)[-2:]
+        shape = (rows // self.parts_of_rows(ref), columns)
+        return shape, BlockShape(*formats()[self.to].rank_unit(shape, self.params))
+
+    def unit(self, ref: TensorRef) -> BlockShape:
+        return BlockShape(*formats()[self.to].unit(self.shape(ref)[-2:], self.params))
+
+    @property
+    def surveys(self) -> bool:
+        return formats()[self.to].surveys
+
+    def words(self) -> str:
+        return f"{self.source} -> {self.to} ({self.numerics})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reconcile(Action):
     """A global or block scale of an NVFP4 expert's gate or up, made to share one global scale with the other half."""
 
@@ -272,8 +477,18 @@ def converted(numerics: str, block: BlockShape, source_block: BlockShape | None 
 
 # The word in a recipe -> what is done. To add an action, add a row.
 ACTIONS: dict[str, type[Action]] = {
-    each.name: each for each in (QuantizeBlock, Dequantize, Reblock, Reconcile, Rename, Copy, Drop)
+    each.name: each for each in (QuantizeBlock, Convert, Dequantize, Reblock, Reconcile, Rename, Copy, Drop)
 }
+
+
+def _format(name: Any, key: str) -> Format:
+    if name not in formats():
+        raise ValueError(f"`{key}`: {name!r} is no format; choose from {', '.join(formats())}")
+    return formats()[name]
+
+
+def _written() -> list[str]:
+    return [name for name, form in formats().items() if form.encode]
 
 
 def keys_of_families() -> frozenset[str]:

@@ -167,8 +167,8 @@ class Parent:
     )  # front matter of its README.md: key -> lines of YAML
 
     def path(self, file: str) -> Path:
-        """Where the bytes of the parent's `file` are read."""
-        return self.replaced.get(file, self.folder / file)
+        """Where the bytes of the parent's `file` are read: absolute, for a worker elsewhere has another folder."""
+        return self.replaced.get(file, self.folder / file).absolute()
 
     @cached_property
     def tensors(self) -> dict[str, TensorRef]:

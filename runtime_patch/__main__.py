@@ -14,22 +14,39 @@ SOURCES = Path(__file__).parents[1] / "src"
 if (SOURCES / "shardmill").is_dir():  # a checkout: its own code, whatever else is installed
     sys.path.insert(0, str(SOURCES))
 
-from shardmill.runtime_patch import preflight, presets  # noqa: E402
+from shardmill.runtime_patch import preflight, presets, settings  # noqa: E402
 from shardmill.runtime_patch.errors import PresetError  # noqa: E402
 
+LAYOUT_HELP = (
+    "another KV layout than the preset's: stock, 8888, 8666, 6666, 6666f, or 6666-stock for other scales"
+)
+CARD_HELP = "the card's compute capability, 9.0 or 12.0; by default that of the card here"
 
-def run_preflight(model: str | None, preset_name: str | None, as_json: bool) -> int:
+
+def run_preflight(
+    model: str | None, preset_name: str | None, as_json: bool, layout: str | None = None
+) -> int:
     """Prints the ledger's table and the findings; 0 where nothing would be served wrong, else 1."""
-    preset, wrong = preflight.preset_of(preset_name)
+    shell = dict(os.environ)
+    preset, wrong = preflight.preset_of(preset_name, layout)
     environ = preflight.environment_with(preset)
+    if layout and not preset_name:
+        environ |= _layout_variables(layout)
     os.environ.update(environ)
     found = preflight.run(Path(model) if model else None, preset, environ)
-    report = preflight.Report(found.states, (*wrong, *found.findings))
+    findings = (*wrong, *preflight.overruled(preset, shell), *found.findings)
+    report = preflight.Report(found.states, findings)
     if as_json:
         print(json.dumps({"ok": report.ok, **asdict(report)}, indent=2))  # noqa: T201
     else:
         print("\n".join(_lines(report)))  # noqa: T201
     return 0 if report.ok else 1
+
+
+def _layout_variables(layout: str) -> dict[str, str]:
+    """The variables of a KV layout without a preset; an unknown one is left to be refused where they are read."""
+    tiles, _, scales = layout.partition("-")
+    return {} if tiles == presets.STOCK else {settings.TILES: tiles, settings.SCALES: scales}
 
 
 def _lines(report: preflight.Report) -> list[str]:
@@ -42,25 +59,42 @@ def _lines(report: preflight.Report) -> list[str]:
     return [*lines, "preflight: ok" if report.ok else "preflight: refused"]
 
 
-def run_serve(preset_name: str, model: str, only_print: bool, extra: tuple[str, ...]) -> int:
+def run_serve(
+    preset_name: str,
+    model: str,
+    only_print: bool,
+    extra: tuple[str, ...],
+    layout: str | None = None,
+    card: str | None = None,
+) -> int:
     """Prints the preset's command with a reason for every flag, or becomes it after a preflight.
 
-    1 where the preflight refuses, 2 where there is no such preset.
+    `card` is a compute capability, by default that of the card which is visible here. 1 where the preflight refuses,
+    2 where there is no such preset, KV layout or card.
     """
     try:
-        preset = presets.load(preset_name)
+        preset = presets.with_layout(presets.load(preset_name), layout)
+        preset = presets.on_card(preset, card or preflight.capability())
     except PresetError as error:
         print(f"Error: {error}", file=sys.stderr)  # noqa: T201
         return 2
     words = presets.command(preset, model, extra)
     if only_print:
-        settings = " ".join(f"{name}={value}" for name, value in preset.environment.items())
-        print("\n".join(f"# {line}" for line in (preset.summary, *presets.explanation(preset))))  # noqa: T201
-        print(f"{settings} {shlex.join(words)}")  # noqa: T201
+        _print_command(preset, words)
         return 0
-    if run_preflight(model, preset_name, as_json=False) == 0:
-        os.execvpe(words[0], words, preflight.environment_with(preset))
+    environ = preset.environment_over(os.environ)
+    if run_preflight(model, preset_name, as_json=False, layout=layout) == 0:
+        os.execvpe(words[0], words, environ)
     return 1
+
+
+def _print_command(preset: presets.Preset, words: list[str]) -> None:
+    lost = [f"{name}: {told}" for name, told in preset.overruled(os.environ).items()]
+    dropped = [name for name in preset.overruled(os.environ) if name not in preset.environment]
+    given = " ".join(f"{name}={value}" for name, value in preset.environment.items())
+    prefix = f"env {' '.join('-u ' + name for name in dropped)} {given}" if dropped else given
+    print("\n".join(f"# {line}" for line in (preset.summary, *presets.explanation(preset), *lost)))  # noqa: T201
+    print(f"{prefix} {shlex.join(words)}")  # noqa: T201
 
 
 def _split(arguments: list[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -77,6 +111,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     check.add_argument("--model", help="the checkpoint's folder")
     check.add_argument("--preset", "--lane", dest="preset", help="a preset's name or file")
+    check.add_argument("--kv-layout", "--rung", dest="layout", help=LAYOUT_HELP)
     check.add_argument("--json", action="store_true", help="one JSON object on stdout")
     serve = commands.add_parser("serve", help="print or run a preset's command")
     serve.add_argument("preset", help=f"one of {', '.join(presets.names())}, or a file")
@@ -84,12 +119,14 @@ def main(arguments: list[str] | None = None) -> int:
     serve.add_argument(
         "--print", action="store_true", dest="only_print", help="print the command, run nothing"
     )
+    serve.add_argument("--kv-layout", "--rung", dest="layout", help=LAYOUT_HELP)
+    serve.add_argument("--card", help=CARD_HELP)
     serve.epilog = "Arguments after -- go to vLLM and win."
     own, extra = _split(sys.argv[1:] if arguments is None else arguments)
     given = parser.parse_args(own)
     if given.command == "preflight":
-        return run_preflight(given.model, given.preset, given.json)
-    return run_serve(given.preset, given.model, given.only_print, extra)
+        return run_preflight(given.model, given.preset, given.json, given.layout)
+    return run_serve(given.preset, given.model, given.only_print, extra, given.layout, given.card)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ torch.compile and CUDA graphs see one opaque call.
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -40,10 +41,13 @@ def block_mm_shape(
     return A.new_empty((A.shape[0], B.shape[0]), dtype=dtype)
 
 
+@cache
 def decode_gemm_wanted() -> bool:
+    """Asked once a process: the environment is read and checked before the first layer is built."""
     return settings.current().decode_gemm and not envs.VLLM_BATCH_INVARIANT
 
 
+@cache
 def _folder(N: int, K: int, block: int, device: torch.device) -> Path:
     """The folder whose decode table holds for a weight; the distribution's own where none has one."""
     from shardmill.kernels import block_gemm

@@ -18,7 +18,11 @@ from vllm.compilation.breakable_cudagraph import eager_break_during_capture
 from vllm.config import get_current_vllm_config
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.custom_op import CustomOp, op_registry_oot
-from vllm.model_executor.layers.sparse_attn_indexer import PrefillRowShard, as_fp32_logits
+from vllm.model_executor.layers.sparse_attn_indexer import (
+    PrefillRowShard,
+    _reserve_row_shard_exchange_transient,
+    as_fp32_logits,
+)
 from vllm.models.glm5next.common.sparse_indexer import RADIX_TOPK_WORKSPACE_SIZE
 from vllm.models.glm5next.nvidia.ops import kpool_compress
 from vllm.models.glm5next.nvidia.sparse_indexer import SparseAttnIndexerKpool
@@ -48,10 +52,14 @@ class BoundedIndexer(SparseAttnIndexerKpool):
         parallel = config.parallel_config
         asked = serves_blocks(config.quant_config) or chosen.rung is not None
         alone = parallel.decode_context_parallel_size == 1 == parallel.prefill_context_parallel_size
+        alone = alone and not parallel.use_ubatching  # two half batches at once were never tried
         plain = not self.use_fp4_cache and not mqa_logits_use_mx_scales()  # SM100 packs its scales otherwise
         self.bounded = asked and alone and plain
         self.budget_bytes = chosen.indexer_bytes
         self.requests_max = config.scheduler_config.max_num_seqs
+        drafts = config.speculative_config
+        step = 1 + (drafts.num_speculative_tokens if drafts else 0)
+        self.decode_tokens_max = min(self.requests_max * step, config.scheduler_config.max_num_batched_tokens)
 
     @property
     def pools_max(self) -> int:
@@ -69,8 +77,6 @@ class BoundedIndexer(SparseAttnIndexerKpool):
     ) -> torch.Tensor:
         if not self.bounded:
             return super().forward_cuda(hidden_states, q_quant, k, weights, **pooling)
-        if not isinstance(get_forward_context().attn_metadata, dict):
-            return self._reserve(hidden_states.device)
         bounded_forward(self, hidden_states, q_quant, k, weights, **pooling)
         return self.topk_indices_buffer
 
@@ -79,13 +85,18 @@ class BoundedIndexer(SparseAttnIndexerKpool):
         self.max_total_seq_len = self.pools_max
         super().forward_cuda(*args, **pooling)
 
-    def _reserve(self, device: torch.device) -> torch.Tensor:
-        """The profiling run: takes what a step can take at most, so that the planner leaves room for it."""
+    def reserve(self, device: torch.device) -> None:
+        """The profiling run: takes what a step can take at most, so that the planner leaves room for it.
+
+        That is the prefill's budget or a decode step's logits, which are vLLM's own and grow with the context, one
+        after the other; and what the exchange of shared-out rows takes.
+        """
         current_workspace_manager().get_simultaneous(
             *self.workspace(), ((RADIX_TOPK_WORKSPACE_SIZE,), torch.uint8)
         )
-        torch.empty(self.budget_bytes, dtype=torch.uint8, device=device)
-        return self.topk_indices_buffer
+        decode_bytes = self.decode_tokens_max * self.max_pool_len * tiling.LOGIT_BYTES
+        torch.empty(max(self.budget_bytes, decode_bytes), dtype=torch.uint8, device=device)
+        _reserve_row_shard_exchange_transient(self.topk_indices_buffer, device)
 
     def workspace(self) -> tuple[tuple[tuple[int, int], torch.dtype], ...]:
         """Gathered keys and their scales: u8 views of e4m3 [pools, 128] and f32 [pools, 1]."""
@@ -106,9 +117,14 @@ def bounded_forward(
 ) -> None:
     """Fills op.topk_indices_buffer: vLLM's code without the prefill's chunks, then those chunks tile by tile.
 
-    Tensors come as arguments of their own: the decorator keeps weak references to those.
+    Whether there is metadata is asked in here, not by the caller: a PIECEWISE graph is captured without, and what the
+    caller decided then would be decided for every replay. Tensors come as arguments of their own: the decorator keeps
+    weak references to those.
     """
     metadata = get_forward_context().attn_metadata
+    if not isinstance(metadata, dict):
+        op.reserve(hidden_states.device)
+        return
     name = op.k_cache.prefix
     full = metadata[name]
     prefill = full.prefill if full.num_prefills else None

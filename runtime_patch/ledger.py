@@ -49,6 +49,8 @@ LEDGER: tuple[Patch, ...] = (
         expects={
             f"{_QUANT}/__init__.py:register_quantization_config": "e4605fc9acf3d466",
             f"{_QUANT}/modelopt.py:ModelOptMixedPrecisionConfig": "6dc5fb38287fb6fb",
+            f"{_QUANT}/modelopt.py:ModelOptQuantConfigBase": "8227385df210498c",
+            "model_executor/model_loader/weight_utils.py:get_quant_config": "26c9efd336aaa53c",
         },
     ),
     Patch(
@@ -131,6 +133,7 @@ LEDGER: tuple[Patch, ...] = (
             f"{_MLA}/flashmla_sparse.py:FlashMLASparseImpl": "92d4ee89667dc88a",
             f"{_MLA}/flashmla_sparse.py:FlashMLASparseMetadataBuilder": "9c14c409aa0a1b4c",
             f"{_MLA}/flashmla_sparse.py:FlashMLASparseBackend": "27ba3f0939739372",
+            f"{_MLA}/flashmla_sparse.py:get_prefill_workspace_size": "9b8b7740262dc67a",
             "v1/worker/workspace.py:WorkspaceManager": "045910b9b749d30a",
         },
     ),
@@ -145,6 +148,8 @@ LEDGER: tuple[Patch, ...] = (
             "models/glm5next/nvidia/sparse_indexer.py:sparse_attn_indexer_kpool": "b81a06793754d45a",
             "models/glm5next/nvidia/sparse_indexer.py:SparseAttnIndexerKpool": "ec0182e900fd1096",
             f"{_MLA}/indexer.py:DeepseekV32IndexerPrefillChunkMetadata": "553b01faff2365a5",
+            f"{_LAYERS}/sparse_attn_indexer.py:_reserve_row_shard_exchange_transient": "88f9d793a52fdb6f",
+            "compilation/breakable_cudagraph.py:eager_break_during_capture": "e44cabf6e2878d0b",
         },
     ),
     Patch(

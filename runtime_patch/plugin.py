@@ -1,8 +1,13 @@
-"""The entry point that vLLM calls in every process: checks this vLLM, then applies the ledger.
+"""The entry point that vLLM calls in every process, and the ledger that it applies where it is asked for.
 
-vLLM calls it in the server, the engine, each worker and the subprocess that inspects models, some of them more
-than once: applying twice does nothing. vLLM logs errors of *importing* a plugin and goes on, so importing this
-module can hardly fail; errors of the call below do stop the server.
+vLLM calls `register` in the server, the engine, each worker and the subprocess that inspects models, whatever they
+serve, and some of them more than once. So it does next to nothing: it puts a name in front of vLLM's MIXED_PRECISION
+config (runtime_patch.naming) and reads the environment. The ledger is applied when a config with FP8_BLOCK entries
+is built or arrives in a process, or at once where a VLLM_KVQ_ variable is set.
+
+vLLM logs errors of *importing* a plugin and goes on, so importing this module can hardly fail; errors of the calls
+below do stop the server. They are raised only where our checkpoint or a KV layout is asked for: on another vLLM or
+platform every other model is served as if the plugin were not there, with one line in the log.
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ import logging
 import os
 from collections.abc import Callable
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from shardmill.runtime_patch import settings
@@ -21,13 +26,43 @@ from shardmill.runtime_patch.ledger import LEDGER, VLLM, mismatches
 
 log = logging.getLogger("vllm.shardmill")
 
+_named: list[bool] = []  # not empty once `register` has run in this process
 _applied: dict[str, str] = {}  # patch name -> "applied" or "not needed: why"; one process, filled once
 
 
 def register() -> None:
+    """Names the config that understands FP8_BLOCK, and applies the ledger where the environment asks for it.
+
+    Raises PatchError where a VLLM_KVQ_ variable is misspelt or cannot be honoured here.
+    """
+    if _named:
+        return
+    settings.refuse_unknown(os.environ)
+    chosen = settings.current()
+    other = other_vllm()
+    if other and not chosen.unchecked:
+        log.warning("shardmill stays out: %s; only its own checkpoints and KV layouts are refused", other)
+    _name_config()
+    _named.append(True)
+    if settings.asked(os.environ):
+        _activate_for(chosen)
+
+
+def _activate_for(chosen: settings.Settings) -> None:
+    """The environment's wish. Where it cannot be had, only a KV layout is worth stopping a server for."""
+    try:
+        activate()
+    except PatchError as error:
+        if chosen.rung is not None:
+            raise
+        log.warning("shardmill's variables are ignored: %s", error)
+
+
+def activate() -> None:
     """Applies every patch of the ledger once. Raises PatchError where this vLLM is not the one that was tried."""
     if _applied:
         return
+    settings.refuse_unknown(os.environ)
     chosen = settings.current()
     check_vllm(chosen)
     states = {patch.name: APPLY[patch.name](chosen) for patch in LEDGER}
@@ -36,7 +71,7 @@ def register() -> None:
 
 
 def applied() -> dict[str, str]:
-    """What `register` did in this process, by patch."""
+    """What `activate` did in this process, by patch."""
     return dict(_applied)
 
 
@@ -50,8 +85,8 @@ def check_vllm(chosen: settings.Settings) -> None:
         log.warning("shardmill patches a vLLM that was not checked: %s", told)
         return
     raise PatchError(
-        f"{told}. The plugin was checked against vLLM {VLLM} alone: install vllm=={VLLM}, leave the plugin out "
-        f"(VLLM_PLUGINS=''), or set {settings.UNCHECKED}=1"
+        f"{told}. The plugin was checked against vLLM {VLLM} on CUDA alone: install vllm=={VLLM}, leave the plugin "
+        f"out (VLLM_PLUGINS=''), or set {settings.UNCHECKED}=1"
     )
 
 
@@ -60,17 +95,52 @@ def vllm_problems() -> list[str]:
     root = package_root("vllm")
     if root is None:
         return ["vLLM is not installed"]
-    got = version("vllm")
-    wrong = [] if got.split("+")[0] == VLLM else [f"version {got}, expected {VLLM}"]
-    return wrong + mismatches(root)
+    other = other_vllm()
+    return ([other] if other else []) + mismatches(root)
+
+
+def other_vllm() -> str | None:
+    """Why this is not the vLLM or the platform that was tried, from what costs nothing to ask; None where it is."""
+    try:
+        got = version("vllm")
+    except PackageNotFoundError:
+        return "vLLM is not installed"
+    if got.split("+")[0] != VLLM:
+        return f"version {got}, expected {VLLM}"
+    platform = _platform()
+    return None if platform in (None, "cuda") else f"platform {platform}, expected cuda"
+
+
+def _platform() -> str | None:
+    """vLLM's name of the platform, "cuda", "rocm", "xpu" or "cpu"; None where vLLM cannot tell or found no device.
+
+    "unspecified" is a machine without a device, such as the one that only prints or checks: nothing is served there.
+    """
+    try:
+        from vllm.platforms import current_platform
+
+        if current_platform.is_cuda():
+            return "cuda"
+        name = str(current_platform.device_name or "")
+    except (ImportError, AttributeError, RuntimeError):
+        return None
+    return name or None
+
+
+def _name_config() -> None:
+    """Puts our name in front of vLLM's config. A vLLM that has no such place serves none of our checkpoints anyway."""
+    try:
+        from shardmill.runtime_patch import naming
+
+        naming.put_in_place()
+    except (ImportError, AttributeError, TypeError) as error:
+        log.warning("shardmill stays out: its config has no place here (%s)", error)
 
 
 def _mixed_precision(_: settings.Settings) -> str:
-    from vllm.model_executor.layers.quantization import register_quantization_config
+    from shardmill.runtime_patch import naming
 
-    from shardmill.runtime_patch.quant_config import MixedPrecisionConfig
-
-    register_quantization_config("modelopt_mixed")(MixedPrecisionConfig)
+    naming.put_in_place()
     return "applied"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, packages_distributions
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +22,8 @@ Level = Literal["error", "warning", "note"]
 # Mean relative error of a weight over 200 blocks: (fresh BF16 weights, copies of native block FP8).
 STORED_ERROR = ("2.65 %", "0.15 %, or 0 with the recipe recover")
 ROUNDED_ERROR = ("3.74 %", "2.64 %")
+DISTRIBUTIONS = ("shardmill", "shardmill-serving")
+OLD_PACKAGES = ("kernels", "runtime_patch")
 FUSED_SHAPES = {1: (24896, 4096), 2: (12576, 4096)}  # the KDA projection's weight on a rank, by ranks
 
 
@@ -56,7 +58,9 @@ def run(model: Path | None, preset: presets.Preset | None, environ: Mapping[str,
     states = tuple(_state(patch, refused) for patch in LEDGER)
     findings = [Finding("error", "plugin", refused)] if refused else []
     findings += _plugin_found(environ)
+    findings += _old_packages()
     findings += _environment(environ)
+    findings += _card_problems(preset)
     findings += _model(model, environ) if model else []
     findings += _tuned(preset.serve["tensor_parallel_size"] if preset else 2)
     return Report(states, tuple(findings))
@@ -66,6 +70,7 @@ def _apply() -> str | None:
     """Why the plugin cannot be applied here, or None."""
     try:
         plugin.register()
+        plugin.activate()
     except PatchError as error:
         return str(error)
     except (ImportError, AttributeError, RuntimeError, OSError) as error:
@@ -86,7 +91,9 @@ def _plugin_found(environ: Mapping[str, str]) -> Iterator[Finding]:
         if e.value == "shardmill.runtime_patch.plugin:register"
     ]:
         yield Finding(
-            "error", "plugin", "no installed distribution offers it to vLLM; install the runtime_patch wheel"
+            "error",
+            "plugin",
+            "no installed distribution offers it to vLLM; install shardmill-serving, the wheel of `make serving-wheel`",
         )
     allowed = environ.get("VLLM_PLUGINS")
     if allowed is not None and "shardmill" not in allowed.split(","):
@@ -95,15 +102,44 @@ def _plugin_found(environ: Mapping[str, str]) -> Iterator[Finding]:
         )
 
 
+def _old_packages() -> Iterator[Finding]:
+    """Distributions of this project that put packages at the top level, from before they were folded into one name.
+
+    Their `kernels` is also the name of a package that transformers uses: whichever was installed last wins the folder,
+    and every model that transformers loads can break.
+    """
+    owners = packages_distributions()
+    for package in OLD_PACKAGES:
+        ours = sorted(name for name in owners.get(package, ()) if name in DISTRIBUTIONS)
+        if not ours:
+            continue
+        others = sorted(set(owners[package]) - set(ours))
+        beside = f" and shares that folder with {', '.join(others)}" if others else ""
+        again = f", then reinstall {' '.join(others)}" if others else ""
+        yield Finding(
+            "error",
+            package,
+            f"{', '.join(ours)} still installs a package `{package}` at the top level{beside}; run "
+            f"`pip uninstall {' '.join(ours)}`{again}, and install this version, which is shardmill.{package} alone",
+        )
+
+
+def _card_problems(preset: presets.Preset | None) -> Iterator[Finding]:
+    """A preset on a card that it has no flags for."""
+    try:
+        if preset:
+            presets.on_card(preset, capability())
+    except PresetError as error:
+        yield Finding("error", "card", str(error))
+
+
 def _environment(environ: Mapping[str, str]) -> Iterator[Finding]:
     try:
         chosen = settings.read(environ)
+        settings.refuse_unknown(environ)
     except PatchError as error:
         yield Finding("error", "environment", str(error))
         return
-    for name in sorted(set(environ) - set(settings.NAMES)):
-        if name.startswith("VLLM_KVQ_"):
-            yield Finding("error", name, f"unknown; the plugin reads {', '.join(settings.NAMES)}")
     if chosen.unchecked:
         yield Finding("warning", settings.UNCHECKED, "fingerprints are not enforced")
     if "TritonFp8BlockScaledMMKernel" in environ.get("VLLM_DISABLED_KERNELS", ""):
@@ -187,16 +223,34 @@ def _card() -> str | None:
         return None
 
 
-def preset_of(name: str | None) -> tuple[presets.Preset | None, list[Finding]]:
-    """A preset by name, or the errors of its file as findings."""
+def preset_of(name: str | None, layout: str | None = None) -> tuple[presets.Preset | None, list[Finding]]:
+    """A preset by name with the KV layout asked for, or the errors of both as findings."""
     if name is None:
         return None, []
     try:
-        return presets.load(name), []
+        return presets.with_layout(presets.load(name), layout), []
     except PresetError as error:
         return None, [Finding("error", "preset", line) for line in str(error).splitlines()]
 
 
+def overruled(preset: presets.Preset | None, shell: Mapping[str, str]) -> list[Finding]:
+    """Variables of the shell that the preset overrides: the published way of choosing a KV layout is one of them."""
+    lost = preset.overruled(shell) if preset else {}
+    return [Finding("warning", name, told) for name, told in lost.items()]
+
+
 def environment_with(preset: presets.Preset | None) -> dict[str, str]:
     """This process's environment as the preset's server would see it."""
-    return dict(os.environ) | (preset.environment if preset else {})
+    return preset.environment_over(os.environ) if preset else dict(os.environ)
+
+
+def capability() -> str | None:
+    """The compute capability of the first visible card, "9.0", or None without torch or a card."""
+    try:
+        import torch
+
+        if not torch.cuda.is_available():
+            return None
+        return "{}.{}".format(*torch.cuda.get_device_capability(0))
+    except (ImportError, RuntimeError):
+        return None

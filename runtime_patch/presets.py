@@ -1,7 +1,8 @@
 """Serving presets: data files of flags that are known to belong together, checked before they start.
 
 A preset is a TOML file (runtime_patch/presets). `[serve]` holds vLLM's flags with underscores for dashes, `[kv]` the
-row, `[env]` the environment, `[explain]` one sentence for each flag. Anything unknown is refused.
+KV layout, `[env]` the environment, `[card."9.0"]` what differs on cards of that compute capability, `[explain]` one
+sentence for each flag. Anything unknown is refused.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,11 @@ RANKS = (
     2,
 )  # at four ranks b_proj has 16 rows, less than its block of 32, and lm_head's rows are no whole blocks
 KDA_CHECKPOINTS = {"flashkda": 1, "triton": 0}
-_TABLES = {"name", "summary", "serve", "kv", "env", "explain"}
+CARDS = {
+    "9.0": "H100 and H200",
+    "12.0": "RTX PRO 6000",
+}  # capabilities whose sparse attention the plugin knows
+_TABLES = {"name", "summary", "serve", "kv", "env", "card", "explain"}
 _NEEDED = (
     "tensor_parallel_size",
     "max_model_len",
@@ -45,9 +50,10 @@ class Preset:
     name: str
     summary: str
     serve: Mapping[str, Any]
-    rung: str
+    layout: str
     scales: str
     env: Mapping[str, str]
+    cards: Mapping[str, Mapping[str, Any]]
     explain: Mapping[str, str]
 
     @property
@@ -56,11 +62,11 @@ class Preset:
 
     @property
     def row_bytes(self) -> int:
-        if self.rung == STOCK:
+        if self.layout == STOCK:
             return STOCK_ROW_BYTES
         from shardmill.kernels.kv_row import RowLayout
 
-        return RowLayout.parse(self.rung).row_bytes
+        return RowLayout.parse(self.layout).row_bytes
 
     @property
     def budget(self) -> Budget:
@@ -76,9 +82,27 @@ class Preset:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The preset's variables, the rung's among them."""
-        rows = {} if self.rung == STOCK else {settings.TILES: self.rung, settings.SCALES: self.scales}
+        """The preset's variables, the KV layout's among them."""
+        rows = {} if self.layout == STOCK else {settings.TILES: self.layout, settings.SCALES: self.scales}
         return rows | dict(self.env)
+
+    def environment_over(self, shell: Mapping[str, str]) -> dict[str, str]:
+        """The shell's environment as the server gets it: the preset's KV layout and variables win."""
+        kept = {name: value for name, value in shell.items() if name not in (settings.TILES, settings.SCALES)}
+        return kept | self.environment
+
+    def overruled(self, shell: Mapping[str, str]) -> dict[str, str]:
+        """Variables of the shell that lose to the preset: name -> a sentence with both values."""
+        ours = {settings.TILES: "", settings.SCALES: ""} | self.environment
+        lost = {name: value for name, value in ours.items() if shell.get(name, "") not in ("", value)}
+        return {name: _lost(name, shell[name], value) for name, value in lost.items()}
+
+
+def _lost(name: str, shell: str, preset: str) -> str:
+    instead = f"pass --kv-layout {shell}" if name == settings.TILES else "write a preset file of your own"
+    if name == settings.SCALES:
+        instead = f"pass --kv-layout LAYOUT-{shell}"
+    return f"the environment's {shell} loses to the preset's {preset or 'vLLM rows'}; to have it, {instead}"
 
 
 def names() -> tuple[str, ...]:
@@ -108,23 +132,77 @@ def _preset(table: Mapping[str, Any]) -> Preset:
         raise KeyError(f"unknown table {', '.join(sorted(unknown))}")
     if missing := [key for key in _NEEDED if key not in table["serve"]]:
         raise KeyError(f"[serve] lacks {', '.join(missing)}")
+    if unknown := set(table.get("card", {})) - set(CARDS):
+        raise KeyError(f"[card] {', '.join(sorted(unknown))} is unknown; known are {', '.join(CARDS)}")
+    rows = table["kv"]
     return Preset(
         name=table["name"],
         summary=table["summary"],
         serve=table["serve"],
-        rung=table["kv"]["rung"],
-        scales=table["kv"]["scales"],
+        layout=rows["layout"] if "layout" in rows else rows["rung"],
+        scales=rows["scales"],
         env=table.get("env", {}),
+        cards=table.get("card", {}),
         explain=table["explain"],
     )
+
+
+def with_layout(preset: Preset, name: str | None) -> Preset:
+    """The preset with another KV layout: "stock", "6666", or "6666-stock" for another scale policy than its own.
+
+    Raises PresetError where there is no such layout, or where the preset's pin does not hold its context with it.
+    """
+    if name is None:
+        return preset
+    layout, _, scales = name.partition("-")
+    known = layout in settings.RUNGS or (layout == STOCK and not scales)
+    if not known or scales not in ("", *settings.SCALE_POLICIES):
+        raise PresetError(
+            f"--kv-layout {name!r} is unknown; expected stock, or one of {', '.join(settings.RUNGS)}, which may end "
+            f"in {' or '.join('-' + policy for policy in settings.SCALE_POLICIES)}"
+        )
+    changed = replace(
+        preset, layout=layout, scales=scales or _own_scales(layout), explain=_explained(preset, layout)
+    )
+    if problems := check(changed):
+        raise PresetError(
+            "\n".join(f"{preset.name} with --kv-layout {name}: {problem}" for problem in problems)
+        )
+    return changed
+
+
+def _own_scales(layout: str) -> str:
+    return "stock" if layout in (STOCK, "8888") else "fine"
+
+
+def _explained(preset: Preset, layout: str) -> dict[str, str]:
+    kept = {name: told for name, told in preset.explain.items() if name != "layout"}
+    return kept if layout == STOCK else kept | {"layout": "chosen by --kv-layout"}
+
+
+def on_card(preset: Preset, capability: str | None) -> Preset:
+    """The preset as it is served on cards of a compute capability ("9.0"); None for the cards it was written for.
+
+    Raises PresetError for a capability whose sparse attention the plugin does not know.
+    """
+    if capability is None:
+        return preset
+    if capability not in CARDS:
+        known = ", ".join(f"{name} ({cards})" for name, cards in CARDS.items())
+        raise PresetError(
+            f"compute capability {capability}: no preset was made for it, and the plugin knows no sparse attention "
+            f"there; known are {known}"
+        )
+    return replace(preset, serve=dict(preset.serve) | dict(preset.cards.get(capability, {})))
 
 
 def check(preset: Preset) -> list[str]:
     """Every reason why the preset would not start, or not keep its promise; empty where there is none."""
     problems = []
     serve = preset.serve
-    if preset.rung not in (STOCK, *settings.RUNGS) or preset.scales not in settings.SCALE_POLICIES:
-        return [f"[kv] {preset.rung}/{preset.scales} is unknown; rungs: stock, {', '.join(settings.RUNGS)}"]
+    if preset.layout not in (STOCK, *settings.RUNGS) or preset.scales not in settings.SCALE_POLICIES:
+        known = f"stock, {', '.join(settings.RUNGS)}"
+        return [f"[kv] {preset.layout}/{preset.scales} is unknown; KV layouts: {known}"]
     if serve["kda_prefill_backend"] not in KDA_CHECKPOINTS:
         return [f"kda_prefill_backend {serve['kda_prefill_backend']!r} is unknown; flashkda or triton"]
     if serve["tensor_parallel_size"] not in RANKS:
@@ -146,7 +224,8 @@ def check(preset: Preset) -> list[str]:
             f"{found.least_bytes:,}"
         )
     told = set(preset.explain)
-    wanted = set(serve) | set(preset.env) | ({"rung"} if preset.rung != STOCK else set())
+    on_cards = {name for flags in preset.cards.values() for name in flags}
+    wanted = set(serve) | set(preset.env) | on_cards | ({"layout"} if preset.layout != STOCK else set())
     problems += [f"[explain] lacks {name}" for name in sorted(wanted - told)]
     problems += [
         f"[explain] speaks of {name}, which the preset does not set" for name in sorted(told - wanted)
@@ -183,9 +262,9 @@ def explanation(preset: Preset) -> list[str]:
     """One line a setting: what and why; then what the pool holds."""
     found = preset.budget
     lines = [f"{name} = {_shown(value)}: {preset.explain[name]}" for name, value in preset.serve.items()]
-    if preset.rung != STOCK:
+    if preset.layout != STOCK:
         lines.append(
-            f"{settings.TILES} = {preset.rung}, {settings.SCALES} = {preset.scales}: {preset.explain['rung']}"
+            f"{settings.TILES} = {preset.layout}, {settings.SCALES} = {preset.scales}: {preset.explain['layout']}"
         )
     lines += [f"{name} = {value}: {preset.explain[name]}" for name, value in preset.env.items()]
     lines.append(

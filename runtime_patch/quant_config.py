@@ -1,7 +1,7 @@
 """MIXED_PRECISION with block-FP8 linears: one block per layer, the rest as vLLM does it.
 
-Registered under vLLM's own name `modelopt_mixed`. A manifest without FP8_BLOCK entries gets the parent's
-behaviour in every method, so other checkpoints load as they do without the plugin.
+Made by runtime_patch.naming for manifests with FP8_BLOCK entries alone. It travels from the server to the workers by
+pickle, and takes the ledger with it: a process that receives one applies the patches before it builds a layer.
 
 embed_tokens stays BF16 in our checkpoints, so the embedding needs no method of its own.
 """
@@ -9,6 +9,7 @@ embed_tokens stays BF16 in our checkpoints, so the embedding needs no method of 
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import torch
 from vllm.model_executor.layers.linear import LinearBase
@@ -16,6 +17,7 @@ from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBa
 from vllm.model_executor.layers.quantization.modelopt import ModelOptMixedPrecisionConfig
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
+from shardmill.runtime_patch import plugin, tuned_configs
 from shardmill.runtime_patch.block_linear import BlockLinearMethod
 from shardmill.runtime_patch.entries import Entries
 from shardmill.runtime_patch.errors import PatchError
@@ -23,6 +25,15 @@ from shardmill.runtime_patch.errors import PatchError
 
 class MixedPrecisionConfig(ModelOptMixedPrecisionConfig):
     """vLLM's MIXED_PRECISION config that also understands FP8_BLOCK entries."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        tuned_configs.serve_ours()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        plugin.activate()
+        tuned_configs.serve_ours()
+        self.__dict__.update(state)
 
     @cached_property
     def entries(self) -> Entries | None:

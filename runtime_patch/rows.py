@@ -10,7 +10,6 @@ share them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import torch
@@ -21,6 +20,8 @@ from shardmill.runtime_patch.errors import PatchError
 
 PAGE_ROWS = 64  # rows of a page, as both attention kernels view the scratch and the cache
 LATENT = 512
+KV_CACHE_DTYPE = "fp8_ds_mla"
+SAFE_CONNECTORS = ("NixlConnector", "SimpleCPUOffloadConnector")
 
 
 def required_layout() -> RowLayout:
@@ -37,18 +38,19 @@ def tokens_per_chunk(stage_bytes: int, topk: int) -> int:
 
 
 class RowStage:
-    """The scratch of one attention layer: its size, its chunks, and the restaging into it."""
+    """The scratch of one attention layer: its size, its chunks, and the restaging into it.
 
-    def __init__(
-        self, layout: RowLayout, topk: int, tokens_max: int, device: torch.device, stage_bytes: int
-    ) -> None:
+    It holds no tensor of its own: sleep mode at level 2 throws away everything that a model made while it loaded
+    and gives back named parameters and buffers alone.
+    """
+
+    def __init__(self, layout: RowLayout, topk: int, tokens_max: int, stage_bytes: int) -> None:
         if topk % PAGE_ROWS:
             raise PatchError(
                 f"the top-k buffer is {topk} wide; restaged pages need a multiple of {PAGE_ROWS}"
             )
         self.layout = layout
         self.tokens = min(tokens_per_chunk(stage_bytes, topk), tokens_max)
-        self.places = _places(self.tokens, topk, device)
         self.specs: tuple[tuple[tuple[int, ...], torch.dtype], ...] = (
             ((self.tokens * topk, CANONICAL_BYTES), torch.uint8),
             ((self.tokens, topk), torch.int32),
@@ -66,19 +68,13 @@ class RowStage:
         pages: u8 [P, 64, row_bytes]; wanted: int32 [T, topk] row numbers in pages, -1 for none; scratch and places:
         workspace of `specs`. Returns u8 [T * topk / 64, 64, 656] and int32 [T, topk], -1 where wanted is.
         """
-        from shardmill.kernels.triton_kv import restage_gather
+        from shardmill.kernels.triton_kv import number_rows, restage_gather
 
         rows = scratch[: wanted.numel()]
         found = places[: wanted.shape[0]]
         restage_gather(pages, wanted, rows.view(*wanted.shape, CANONICAL_BYTES), self.layout)
-        torch.where(wanted < 0, wanted, self.places[: wanted.shape[0]], out=found)
+        number_rows(wanted, found)
         return rows.view(-1, PAGE_ROWS, CANONICAL_BYTES), found
-
-
-@cache
-def _places(tokens: int, topk: int, device: torch.device) -> torch.Tensor:
-    """int32 [tokens, topk]: the number of each row of a full scratch. Shared by all layers."""
-    return torch.arange(tokens * topk, dtype=torch.int32, device=device).view(tokens, topk)
 
 
 def write_rows(
@@ -93,7 +89,12 @@ def write_rows(
 def refuse_unserved(impl: Any, vllm_config: Any) -> None:
     """Raises PatchError for models and modes whose reads or writes would pass by our rows."""
     parallel = vllm_config.parallel_config
+    dtype = impl.kv_cache_dtype
     problems = [
+        (
+            dtype != KV_CACHE_DTYPE,
+            f"the KV cache's dtype is {dtype}; compact rows need --kv-cache-dtype {KV_CACHE_DTYPE} (fp8 on SM120)",
+        ),
         (
             impl.qk_rope_head_dim != 0,
             f"qk_rope_head_dim is {impl.qk_rope_head_dim}; our rows hold no rotary part",
@@ -105,14 +106,30 @@ def refuse_unserved(impl: Any, vllm_config: Any) -> None:
         (vllm_config.attention_config.hisparse_config is not None, "HiSparse reads rows on its own"),
         (parallel.decode_context_parallel_size > 1, "decode context parallelism is on"),
         (parallel.prefill_context_parallel_size > 1, "prefill context parallelism is on"),
+        (parallel.use_ubatching, "dual batch overlap runs two half batches at once, which was never tried"),
     ]
-    found = [told for holds, told in problems if holds]
+    found = [told for holds, told in problems if holds] + _connector_problems(vllm_config.kv_transfer_config)
     if found:
         raise PatchError(f"{settings.TILES} cannot be served here: {'; '.join(found)}")
 
 
+def _connector_problems(transfer: Any) -> list[str]:
+    """A store of KV blocks must not mix layouts: what one server wrote, another would read as its own rows.
+
+    NIXL compares the blocks' lengths when two servers meet, and CPU offload stays within one process. No other
+    connector is known to ask.
+    """
+    name = getattr(transfer, "kv_connector", None)
+    if name is None or name in SAFE_CONNECTORS:
+        return []
+    safe = ", ".join(SAFE_CONNECTORS)
+    return [
+        f"the KV connector {name} may hand blocks to a server with another KV layout; ones that cannot: {safe}"
+    ]
+
+
 def require_compact(attention: Any) -> None:
-    """Raises PatchError where a rung is asked for and the attention's backend would ignore it."""
+    """Raises PatchError where a KV layout is asked for and the attention's backend would ignore it."""
     backend = attention.attn_backend
     if settings.current().rung and not hasattr(backend, "row_layout"):
         raise PatchError(

@@ -53,7 +53,6 @@ class CompactSm120Impl(FlashInferMLASparseSM120Impl):
                 self.layout,
                 self.topk_indices_buffer.shape[1],
                 config.scheduler_config.max_num_batched_tokens,
-                self.topk_indices_buffer.device,
                 settings.current().stage_bytes,
             )
             current_workspace_manager().get_simultaneous(*self.stage.specs)

@@ -7,6 +7,8 @@ read. FlashMLA knows 656 B rows alone, so every rung is restaged.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -55,22 +57,38 @@ class CompactSm90Backend(FlashMLASparseBackend):
         return CompactSm90Impl
 
 
+@contextmanager
+def without_prefill_workspace(attention_config: Any) -> Iterator[None]:
+    """The parent reserves the whole context as BF16 rows (1.1 GiB at 524,288 tokens) for a prefill that we don't take.
+
+    Its own factor scales that reservation; nothing else on the mixed-batch path asks for it.
+    """
+    factor = attention_config.sparse_mla_prefill_workspace_factor
+    attention_config.sparse_mla_prefill_workspace_factor = 0
+    try:
+        yield
+    finally:
+        attention_config.sparse_mla_prefill_workspace_factor = factor
+
+
 class CompactSm90Impl(FlashMLASparseImpl):
     """Packs rows when they are written and restages them for FlashMLA's decode kernel."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
         config = get_current_vllm_config()
+        with without_prefill_workspace(config.attention_config):
+            super().__init__(*args, **kwargs)
         rows.refuse_unserved(self, config)
         self.layout = rows.required_layout()
         self.stage = rows.RowStage(
             self.layout,
             self.topk_indices_buffer.shape[1],
             config.scheduler_config.max_num_batched_tokens,
-            self.topk_indices_buffer.device,
             settings.current().stage_bytes,
         )
-        # One workspace for the parent's query, which lies at its start, and our scratch behind it.
+        # One workspace for the parent's query, which begins it, and our scratch behind it; what the parent lists
+        # between them belongs to its separate prefill path.
+        del self.workspace_specs[1:]
         self.workspace_specs.extend(self.stage.specs)
         current_workspace_manager().get_simultaneous(*self.workspace_specs)
 

@@ -22,6 +22,7 @@ from shardmill.runtime_patch.errors import PatchError
 if TYPE_CHECKING:
     from shardmill.kernels.kv_row import RowLayout
 
+PREFIX = "VLLM_KVQ_"
 TILES = "VLLM_KVQ_TILES"
 SCALES = "VLLM_KVQ_SCALES"
 STAGE_MIB = "VLLM_KVQ_STAGE_MIB"
@@ -77,6 +78,18 @@ def read(environ: Mapping[str, str]) -> Settings:
 def current() -> Settings:
     """Settings of this process."""
     return read(os.environ)
+
+
+def asked(environ: Mapping[str, str]) -> bool:
+    """Whether any variable of the plugin is set: it then does its work whatever the checkpoint."""
+    return any(environ.get(name) for name in NAMES)
+
+
+def refuse_unknown(environ: Mapping[str, str]) -> None:
+    """Raises PatchError where a VLLM_KVQ_ name is none of ours: a misspelt one would be ignored without a word."""
+    unknown = sorted(name for name in environ if name.startswith(PREFIX) and name not in NAMES)
+    if unknown:
+        raise PatchError(f"{', '.join(unknown)} unknown; the plugin reads {', '.join(NAMES)}")
 
 
 def _choice(environ: Mapping[str, str], name: str, values: tuple[str, ...]) -> str | None:

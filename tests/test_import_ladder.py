@@ -30,29 +30,30 @@ LADDER = """
 kernels.*           | -                | torch numba triton | it knows numbers, not models: no files, names or hashes
 pipeline.errors     | -                | - | everything stands on it
 pipeline.types      | errors           | - | planning needs no arrays: the standard library alone
+pipeline.formats.*  | kernels errors types | - | a format is numbers and names; it opens no file and knows no model
 pipeline.plan.sources | errors types   | - | it finds a parent's tensors by their names alone
-pipeline.actions    | errors types plan.sources | - | an action is metadata: no array, no file, no recipe
+pipeline.actions    | errors types plan.sources formats | - | metadata: no file, no recipe
 pipeline.recipe.shipped | -              | - | it finds the files that come with the package
 pipeline.recipe.*   | errors types actions | - | it reads TOML and no other file; names are opaque strings
 pipeline.container.* | errors types    | huggingface_hub | bytes in and out: numbers are opaque
-pipeline.manifest.* | errors types container.atomic | - | a record is readable without what made it
+pipeline.manifest.* | errors types container.atomic container.filesystem | - | a record is readable without what made it
 pipeline.plan.types | errors types actions | - | the plan's facts know neither recipe nor file
-pipeline.plan.*     | errors types actions recipe container.header container.card manifest.digest | - | it is pure: it opens no file
+pipeline.plan.*     | errors types formats actions recipe container.header container.card manifest.digest | - | pure
 pipeline.stages.dag | errors           | - | it orders stages and knows none of them
 pipeline.stages     | stages           | - | the table names the stages and does no work
 pipeline.stages.*   | {stage}          | - | stages meet only in plan and run; no dask, no click
 pipeline.toy.*      | kernels errors types container | - | it only makes parents
 pipeline.run.schedule | kernels pipeline | dask distributed | it schedules: the only room that knows a cluster
 pipeline.run.*      | kernels errors types actions recipe container manifest plan stages | - | click stays in commands
-pipeline.init.*     | errors types actions recipe container plan stages | - | it drafts a recipe and builds nothing
+pipeline.init.*     | errors types formats actions recipe container plan stages | - | it drafts a recipe, builds nothing
 pipeline.commands.* | kernels pipeline verify runtime_patch | {commands} | it parses and prints
 verify.report.*     | kernels verify pipeline | matplotlib | it shows what pipeline and judge found
 verify.commands.report | kernels pipeline verify | click rich | it parses and prints
 verify.*            | kernels.formats  | {judge} | the judge shares only the table of formats
 runtime_patch.*     | kernels          | torch triton vllm click | the serving image carries neither pipeline nor verify
 """.format(
-    stage="kernels errors types actions recipe container manifest.digest manifest.records plan.profiles plan.mismatch plan.types "
-    "plan.sources stages.job stages.dag manifest.lock",
+    stage="kernels errors types formats actions recipe container manifest.digest manifest.records plan.profiles "
+    "plan.mismatch plan.types plan.sources stages.job stages.dag stages.pairs stages.census manifest.lock",
     commands="click rich torch huggingface_hub",
     judge="click rich torch matplotlib huggingface_hub",
 )

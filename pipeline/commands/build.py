@@ -20,6 +20,7 @@ from shardmill.pipeline.commands.options import (
     show_json,
     tell,
 )
+from shardmill.pipeline.commands.printable import printable
 from shardmill.pipeline.commands.progress import counted, human, meter
 from shardmill.pipeline.commands.recipe import load_recipe
 from shardmill.pipeline.container.side_files import missed
@@ -52,6 +53,11 @@ from shardmill.pipeline.stages.job import Settings, Watch
 @click.option(
     "--scheduler", help="Address of a dask.distributed scheduler, e.g. tcp://host:8786; default: threads."
 )
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Refuse NaN, Inf, matrices of zeros and empty tensors among what is passed on.",
+)
 @paranoid_option
 @json_option
 def build(
@@ -64,6 +70,7 @@ def build(
     sha256: bool,
     expect_key: str | None,
     scheduler: str | None,
+    strict: bool,
     paranoid: bool,
     as_json: bool,
 ) -> None:
@@ -74,11 +81,13 @@ def build(
     started = time.monotonic()
     if kernel == "numba" and importlib.util.find_spec("numba") is None:
         raise click.UsageError(
-            "--kernel numba needs numba: pip install 'shardmill[fast]', or leave --kernel out"
+            "--kernel numba needs numba: pip install numba, or leave --kernel out"
         )
+    if kernel == "numba":
+        _refuse_broken_numba()
     loaded, lock = load_recipe(recipe), load_lock(lock_path(recipe))
-    settings = Settings(workers, kernel, sha256, passthrough, paranoid, scheduler)
-    if expect_key is None and is_unchanged(loaded, parent, out, settings, lock):
+    settings = Settings(workers, kernel, sha256, passthrough, paranoid, strict, scheduler)
+    if expect_key is None and not strict and is_unchanged(loaded, parent, out, settings, lock):
         done = _nothing(out) if as_json else _Done(made={})
     else:
         prepared = prepare(loaded, parent, lock, paranoid)
@@ -98,6 +107,16 @@ def build(
         _show(done, out, seconds)
 
 
+def _refuse_broken_numba() -> None:
+    from shardmill.kernels.block_fp8 import why_no_numba
+
+    if why := why_no_numba():
+        raise click.ClickException(
+            f"--kernel numba: numba does not run here ({why}); correct its installation, delete its cache, "
+            f"or leave --kernel out"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class _Done:
     """What the command did, as both of its ways tell it: a build, and the finding that nothing changed."""
@@ -110,6 +129,7 @@ class _Done:
     plan_key: str | None = None
     recipe: str | None = None
     shards: int = 0
+    odd: tuple[str, ...] = ()
 
 
 def _facts(summary: run.Summary) -> _Done:
@@ -122,6 +142,7 @@ def _facts(summary: run.Summary) -> _Done:
         plan_key=summary.plan.key,
         recipe=summary.plan.recipe,
         shards=len(summary.plan.shards),
+        odd=summary.odd,
     )
 
 
@@ -133,18 +154,25 @@ def _nothing(out: Path) -> _Done:
 
 
 def _as_json(done: _Done) -> dict[str, Any]:
-    names = ("made", "resumed", "files_written", "bytes_read", "kernel", "plan_key")
+    names = ("made", "resumed", "files_written", "bytes_read", "kernel", "plan_key", "odd")
     return {name: getattr(done, name) for name in names}
 
 
+_ODD_SHOWN = 5
+
+
 def _show(done: _Done, out: Path, seconds: float) -> None:
+    for sentence in done.odd[:_ODD_SHOWN]:
+        click.echo(f"warning: {printable(sentence)}")
+    if len(done.odd) > _ODD_SHOWN:
+        click.echo(f"warning: {len(done.odd) - _ODD_SHOWN} more tensors like it; the manifest lists them")
     if not done.files_written:
         click.echo(f"nothing to do: {out} is up to date ({seconds:.1f} s)")
         return
     fresh = done.shards - len(done.made)
     if fresh:
         for file, reason in done.made.items():
-            click.echo(f"{file}: {reason}")
+            click.echo(printable(f"{file}: {reason}"))
     resumed = f" ({len(done.resumed)} of them before an interruption)" if done.resumed else ""
     click.echo(
         f"built {out} in {seconds:.1f} s: {counted(len(done.made), 'shard')} made{resumed}, {fresh} up to date, "

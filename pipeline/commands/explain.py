@@ -15,6 +15,7 @@ from shardmill.pipeline.commands.options import (
     show_json,
     tell,
 )
+from shardmill.pipeline.commands.printable import printable
 from shardmill.pipeline.commands.progress import counted
 from shardmill.pipeline.commands.recipe import planned
 from shardmill.pipeline.run import build as run
@@ -43,9 +44,9 @@ def explain(recipe: Path, parent: Path, out: Path, paranoid: bool, as_json: bool
         show_json({"shards": shards, "staged": staged_files, "others": list(explained.others)})
         return
     for verdict in verdicts:
-        click.echo(f"{verdict.file}: {_what_becomes_of(verdict)}")
+        click.echo(printable(f"{verdict.file}: {_what_becomes_of(verdict)}"))
     for name in explained.others:
-        click.echo(f"{name}: will be written")
+        click.echo(printable(f"{name}: will be written"))
     staged = sum(verdict.staged for verdict in stale)
     click.echo(
         f"{len(stale) - staged} of {counted(len(verdicts), 'shard')} will be made"

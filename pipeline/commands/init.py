@@ -13,7 +13,7 @@ from shardmill.pipeline.commands.options import json_option, renamed_option, sho
 from shardmill.pipeline.commands.parent import ParentFolder
 from shardmill.pipeline.commands.progress import human
 from shardmill.pipeline.container.hub import Mirror, place_of
-from shardmill.pipeline.errors import RecipeError
+from shardmill.pipeline.errors import PlanError, RecipeError
 
 _CACHED = re.compile(r"models--(?P<org>.+?)--(?P<name>.+)/snapshots/(?P<revision>[0-9a-f]{40})$")
 
@@ -31,16 +31,16 @@ _CACHED = re.compile(r"models--(?P<org>.+?)--(?P<name>.+)/snapshots/(?P<revision
 )
 @click.option(
     "--profile",
-    type=click.Choice(["fp8", "compressed-tensors", "modelopt-mixed"]),
+    type=click.Choice(["fp8", "compressed-tensors", "modelopt-mixed", "modelopt"]),
     help="What the result declares; by default what suits the parent, fp8 for a plain model.",
 )
 @click.option(
     "--to",
     "aim",
-    type=click.Choice(["fp8", "bf16"]),
     default="fp8",
     show_default=True,
-    help="bf16 undoes block FP8.",
+    metavar="FORMAT",
+    help="fp8 (in blocks), bf16 (undoes what is quantized), or a number format: nvfp4, mxfp8, fp8-channel, ...",
 )
 @click.option(
     "--name", help="The recipe's name; by default the repository's or folder's, and what it becomes."
@@ -56,24 +56,45 @@ def init(
 
     Example: shardmill init /data/Qwen3-8B -o qwen3-8b.toml && shardmill plan -c qwen3-8b.toml --parent /data/Qwen3-8B
     """
+    from shardmill.pipeline.formats import formats
     from shardmill.pipeline.init.draft import RecipeDraft, default_profile, draft
+    from shardmill.pipeline.plan.nothing import holds_codes, why_nothing
     from shardmill.pipeline.recipe.tables import Recipe
     from shardmill.pipeline.stages.job import Checkpoint
     from shardmill.pipeline.stages.scan import scan
 
+    known = ["fp8", *(name for name, form in formats().items() if form.encode)]
+    if aim not in known:
+        raise RecipeError([f"--to {aim}: is no format that can be written; choose from {', '.join(known)}"])
     if out.exists() and not force:
         raise RecipeError([f"{out}: exists already; choose another --out, or give --force to replace it"])
     headers = scan(Checkpoint(Recipe.model_construct(), parent))
     repository, revision = _origin(parent)
     base = (repository or parent.resolve().name).rpartition("/")[2].lower()
-    made: RecipeDraft = draft(
-        headers,
-        name or f"{base}-{aim}",
-        profile or default_profile(headers),
-        aim,
-        repository,
-        revision,
-    )
+    try:
+        made: RecipeDraft = draft(
+            headers,
+            name or f"{base}-{aim}",
+            profile or default_profile(headers, aim),
+            aim,
+            repository,
+            revision,
+        )
+    except (ValueError, IndexError) as error:
+        odd = next(
+            (name for name in headers.tensors if set(name) & set("{}*") or not name.isprintable()), "?"
+        )
+        sentence = (
+            f"{parent}: no recipe can be drafted ({type(error).__name__}): a name such as {odd!r} means something else "
+            f"in a glob, or does not print; write the recipe by hand, with `*` in its place"
+        )
+        raise PlanError([sentence]) from None
+    if reason := made.why_nothing():
+        raise PlanError([f"{parent}: {reason}"])
+    if not made.plan.conversions and not (aim == "fp8" and holds_codes(headers.tensors)):
+        raise PlanError(
+            [f"{parent}: no weight converts to {aim}: {why_nothing(headers.tensors)}; no recipe is written"]
+        )
     out.write_text(made.text, encoding="utf-8")
     (_show_json if as_json else _show)(made, out, parent)
 
@@ -98,11 +119,19 @@ def _show_json(made: Any, out: Path, parent: Path) -> None:
     show_json(facts)
 
 
+def _largest_left(made: Any) -> str:
+    kept = max(
+        (f for f in made.plan.families if f.action == "keep"), key=lambda f: f.bytes_before, default=None
+    )
+    return f"; the largest part left is {kept.name}, {human(kept.bytes_before)}" if kept else ""
+
+
 def _show(made: Any, out: Path, parent: Path) -> None:
     plan = made.plan
     before = sum(family.bytes_before for family in plan.families)
     click.echo(
-        f"{out}: {len(plan.conversions):,} weights convert; {human(before)} become {human(plan.tensor_bytes)}"
+        f"{out}: {len(plan.conversions):,} weights convert, {made.share:.0%} of the bytes; {human(before)} become "
+        f"{human(plan.tensor_bytes)}{_largest_left(made)}"
     )
     for family in plan.families:
         why = f": {family.reason}" if family.reason else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import io
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ from typing import NoReturn
 
 import click
 
+from shardmill.pipeline.commands.printable import printable
 from shardmill.pipeline.errors import RecipeError, ShardmillError
 
 # name -> (module:attribute, the line that --help shows)
@@ -115,6 +117,9 @@ def answer() -> int:
     # of their time.
     gc.set_threshold(1_000_000, 50, 100)
     signal.signal(signal.SIGTERM, _terminated)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal may have no letter for a name
     try:
         code = shardmill(standalone_mode=False)  # click returns the code of `ctx.exit` here
         return code if isinstance(code, int) else 0
@@ -131,14 +136,20 @@ def answer() -> int:
     except _TerminatedError:
         return _stopped("terminated", _TERMINATED)
     except ShardmillError as error:
-        click.echo(f"Error: {error}", err=True)
+        click.echo(f"Error: {printable(str(error))}", err=True)
         return 2 if isinstance(error, RecipeError) else 1
     except BrokenPipeError:
         return 1
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
+        where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
+        told = printable(f"{where}{error.strerror or error}")
+        click.echo(f"Error: {told}; correct that and run the same command again", err=True)
+        return 1
+    except RuntimeError as error:
+        if "start new thread" not in str(error):
+            raise
         click.echo(
-            f"Error: {where}{error.strerror or error}; correct that and run the same command again", err=True
+            f"Error: {error}; raise the limit of processes (ulimit -u) and run the command again", err=True
         )
         return 1
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from shardmill.pipeline.commands.parent import ParentFolder
+from shardmill.pipeline.commands.printable import printable
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -23,11 +24,6 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 paranoid_option = click.option(
     "--paranoid", is_flag=True, help="Ignore cached file stats and re-hash everything."
 )
-
-
-def printable(text: str) -> str:
-    """`text` with its control characters escaped, so that a name from a checkpoint can't steer a terminal."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def renamed_option(new: str, *letters: str, old: str, **settings: Any) -> Callable[[F], F]:
@@ -71,7 +67,7 @@ class RecipeFile(click.ParamType):  # type: ignore[type-arg]  # no generic befor
         if str(value) in shipped():
             return shipped()[str(value)]
         close = nearest_shipped(str(value))
-        self.fail(
+        return self.fail(
             f"{value}: is no file, and no recipe of that name comes with shardmill; "
             + (f"the nearest are {', '.join(close)}" if close else "`shardmill recipes` lists them"),
             param,
@@ -103,4 +99,4 @@ def show_json(facts: Any) -> None:
 
 
 def tell(line: str) -> None:
-    click.echo(line, err=True)
+    click.echo(printable(line), err=True)

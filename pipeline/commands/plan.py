@@ -16,10 +16,10 @@ from shardmill.pipeline.commands.options import (
     json_option,
     out_option,
     parent_option,
-    printable,
     recipe_option,
     show_json,
 )
+from shardmill.pipeline.commands.printable import printable
 from shardmill.pipeline.commands.progress import human
 from shardmill.pipeline.commands.recipe import planned
 from shardmill.pipeline.plan.plan import plan_json
@@ -79,7 +79,7 @@ def _free(out: Path) -> int:
 
 def _show_plan(prepared: Prepared, facts: dict[str, Any]) -> None:
     console = Console(width=None if sys.stdout.isatty() else 120)
-    table = Table(title=escape(f"{prepared.plan.recipe}: from the parent to the output"))
+    table = Table(title=escape(f"{printable(prepared.plan.recipe)}: from the parent to the output"))
     for name in ("family", "action", "block"):
         table.add_column(name)
     for name in ("tensors", "before", "after", "scales"):
@@ -88,7 +88,9 @@ def _show_plan(prepared: Prepared, facts: dict[str, Any]) -> None:
         block = f"[{family['block'][0]},{family['block'][1]}]" if family["block"] else ""
         sizes = [human(family[size]) for size in ("bytes_before", "bytes_after", "scale_bytes")]
         # rich reads square brackets as markup.
-        table.add_row(escape(name), family["action"], escape(block), f"{family['tensors']:,}", *sizes)
+        table.add_row(
+            escape(printable(name)), family["action"], escape(block), f"{family['tensors']:,}", *sizes
+        )
     console.print(table)
     for side in ("parent", "output"):
         sums = facts[side]
@@ -104,7 +106,7 @@ def _show_plan(prepared: Prepared, facts: dict[str, Any]) -> None:
     _show_side_files(facts["side_files"])
     if "disk" in facts:
         click.echo(f"disk: needs {human(facts['disk']['needed'])}, {human(facts['disk']['free'])} free")
-    click.echo(_loads_line(facts["loads_at"]))
+    click.echo(printable(_loads_line(facts["loads_at"])))
     click.echo(f"plan key: {facts['key']}")
 
 

@@ -14,9 +14,10 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from types import TracebackType
 
-from shardmill.pipeline.container.header import file_stat
+from shardmill.pipeline.container.filesystem import is_refused, stat_or_none, sync_file
 from shardmill.pipeline.container.hub import hub_bytes
 from shardmill.pipeline.errors import BuildError, CheckpointError
 from shardmill.pipeline.types import Stat
@@ -31,14 +32,15 @@ _LIBC = ctypes.CDLL(None) if hasattr(ctypes.CDLL(None), "sync_file_range") else 
 class Source:
     """A parent's file, open for reading. Use as a context manager; leaving it checks that the file held still.
 
+    Its ctime alone may move: somebody links it or changes its mode, or writes it and restores its times. Then
+    `retouched` is set and `stat` is the new one, and the reader proves by the bytes which of the two it was.
     A shard in the sparse mirror of a hub's repository is fetched as it is read: `hub` holds its bytes, not the file.
     """
 
-    def __init__(self, path: Path, stat: Stat, linked: bool = False, once: bool = False) -> None:
-        """`linked`: hard links to the file are being made meanwhile, which moves its ctime and nothing else.
-        `once`: nobody will want its bytes again soon, so they leave the page cache when it is closed.
-        """
-        self.path, self._stat, self._linked, self._once = path, stat, linked, once
+    def __init__(self, path: Path, stat: Stat, once: bool = False) -> None:
+        """`once`: nobody will want its bytes again soon, so they leave the page cache when it is closed."""
+        self.path, self.stat, self._once = path, stat, once
+        self.retouched = False
         self.hub = hub_bytes(path)
         try:
             self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -48,7 +50,7 @@ class Source:
     def __enter__(self) -> Source:
         try:
             self._held_still("since its header was read")
-        except CheckpointError:
+        except BaseException:
             os.close(self.fd)
             raise
         return self
@@ -65,15 +67,21 @@ class Source:
             self._held_still("while it was read")
 
     def _held_still(self, when: str) -> None:
-        told = 3 if self._linked else 4  # how much of a Stat is compared
-        if not self.path.exists() or file_stat(self.path)[:told] != self._stat[:told]:
+        now = stat_or_none(self.path)
+        if now is None or now[:3] != self.stat[:3]:
             raise CheckpointError(f"{self.path}: changed {when}; let its writer finish, then build again")
+        self.retouched |= now != self.stat
+        self.stat = now
 
     def link(self, target: Path) -> None:
-        """Makes `target` a hard link to this file."""
+        """Makes `target` a hard link to this file, which moves its ctime and nothing else."""
+        self._held_still("since its header was read")
         link = target.with_name(target.name + ".link")
         os.link(self.path.resolve(), link)
         link.replace(target)
+        now = stat_or_none(self.path)
+        if now is not None and now[:3] == self.stat[:3]:
+            self.stat = now
 
     def read(self, target: memoryview, offset: int) -> None:
         """Fills `target` with the bytes at `offset`; raises CheckpointError where the file can't give them."""
@@ -107,7 +115,10 @@ class Sink:
         """`once` is as a Source's."""
         self.path, self.size, self._once = path, size, once
         self._unsent = 0  # bytes written since the kernel was last asked to send them to the disk
-        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        except OSError as failure:
+            raise self._failed(failure) from None
 
     def __enter__(self) -> Sink:
         return self
@@ -123,7 +134,7 @@ class Sink:
 
     def _sync(self) -> None:
         try:
-            os.fsync(self.fd)
+            sync_file(self.fd, self.path)
         except OSError as failure:
             raise self._failed(failure) from None
         if self._once:
@@ -131,11 +142,18 @@ class Sink:
 
     def reserve(self) -> None:
         try:
-            if self.size:
-                os.posix_fallocate(self.fd, 0, self.size)
+            self._allocate()
         except OSError as failure:
-            if failure.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-                raise self._failed(failure) from None
+            raise self._failed(failure) from None
+
+    def _allocate(self) -> None:
+        if not self.size:
+            return
+        try:
+            os.posix_fallocate(self.fd, 0, self.size)
+        except OSError as failure:
+            if not is_refused(failure, "fallocate", self.path, "a full disk is met only as it is written"):
+                raise
             os.ftruncate(self.fd, self.size)
 
     def write(self, data: memoryview | bytes, offset: int) -> None:
@@ -154,7 +172,10 @@ class Sink:
         """Reads back what was written."""
         done = 0
         while done < len(target):
-            count = os.preadv(self.fd, [target[done:]], offset + done)
+            try:
+                count = os.preadv(self.fd, [target[done:]], offset + done)
+            except OSError as failure:
+                raise self._failed(failure, "read back") from None
             if count == 0:
                 raise BuildError(f"{self.path}: byte {offset + done} was written but can't be read back")
             done += count
@@ -172,15 +193,27 @@ class Sink:
         except OSError:
             return False
 
-    def _failed(self, failure: OSError) -> BuildError:
+    def _failed(self, failure: OSError, what: str = "written") -> BuildError:
         advice = (
             "make room, then build again: it goes on where it stopped"
             if failure.errno == errno.ENOSPC
             else ""
         )
         return BuildError(
-            f"{self.path}: cannot be written: {failure.strerror}" + (f"; {advice}" if advice else "")
+            f"{self.path}: cannot be {what}: {failure.strerror}" + (f"; {advice}" if advice else "")
         )
+
+
+def can_reflink(folder: Path) -> bool:
+    """Whether the file system of `folder` shares extents between files: tried with two small ones."""
+    with TemporaryFile(dir=folder) as one, TemporaryFile(dir=folder) as other:
+        one.write(b"x" * mmap.PAGESIZE)
+        one.flush()
+        try:
+            fcntl.ioctl(other.fileno(), _FICLONE, one.fileno())
+        except OSError:
+            return False
+        return True
 
 
 def _send(fd: int) -> None:

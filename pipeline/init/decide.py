@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
+from shardmill.pipeline.formats import formats
+from shardmill.pipeline.formats.base import Params
+from shardmill.pipeline.formats.module import Held, base_name, held
 from shardmill.pipeline.init.look import NATIVE, PACKED, children, home_of, rows_of, text_config
+from shardmill.pipeline.init.stacks import Stack, expert_stacks
 from shardmill.pipeline.init.vocabulary import AXES, GROUPS, Group, Row
 from shardmill.pipeline.plan.profiles.child import FLOATS
+from shardmill.pipeline.plan.profiles.truth import stated
 from shardmill.pipeline.plan.sources import scales_of
 from shardmill.pipeline.recipe.globs import GlobSet, expand, fold
 from shardmill.pipeline.types import BlockShape, Parent, TensorRef
 
-Aim = Literal["fp8", "bf16"]
+Aim = str  # "fp8" (in blocks), "bf16" (undoes what is quantized), or a format that can be written
 SIZES_WANTED = (1, 2)  # tensor-parallel sizes that a block is chosen for
 _SIDES = {"modelopt-mixed": (128, 64, 32)}  # a profile of many blocks may take a smaller one
 _ONE_SIDE = (128,)
@@ -22,12 +26,24 @@ _ONE_SIDE = (128,)
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What becomes of a tensor. block None: it is kept, for `reason`; source_block: it starts from the parent's FP8."""
+    """What becomes of a tensor. block None: it is kept, for `reason`; source_block: it starts from the parent's FP8.
+
+    to: the format that it is converted to; source: the parent's format that it is read from.
+    """
 
     family: str
     block: BlockShape | None = None
     reason: str | None = None
     source_block: BlockShape | None = None
+    to: str | None = None
+    source: str | None = None
+    drop: bool = False
+    transposed: bool = False
+    unstack: bool = False
+
+    @property
+    def converts(self) -> bool:
+        return bool(self.block or self.source_block or self.to)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +61,15 @@ def decide(parent: Parent, profile: str, aim: Aim) -> dict[str, Decision]:
     rows, tensors = rows_of(parent), parent.tensors
     alone = _can_declare_no_more(rows, parent, profile)
     decisions = {name: _at_first(rows[name], tensors[name], parent, profile, aim) for name in tensors}
+    if aim != "bf16":
+        stacks = expert_stacks(tensors, str(text_config(parent.config).get("model_type")))
+        chosen = {name: _stacked(stack, profile, aim) for name, stack in stacks.items()}
+        if all(chosen.values()):
+            decisions |= chosen
+    if aim == "bf16":
+        decisions |= undone(
+            parent, [name for name, made in decisions.items() if not made or not made.source_block]
+        )
     if alone:
         kept = "the parent's own quantization and new FP8 can't both be declared by the profile " + repr(
             profile
@@ -56,13 +81,15 @@ def decide(parent: Parent, profile: str, aim: Aim) -> dict[str, Decision]:
     axes, shares = axes_of(candidates), kv_heads(parent)
     for instance in instances:
         whole = not instance.missing
-        block = _block(instance.members, tensors, axes, shares, profile) if whole else None
+        choice = _Choice(tensors, axes, shares, profile, aim)
+        block = _block(instance.members, choice) if whole else None
         for name in instance.members:
-            decisions[name] = _converts(rows[name], block)
+            decisions[name] = _converts(rows[name], block, aim)
     for name in candidates:
         if name not in grouped:
-            block = None if _odd(tensors[name]) else _block((name,), tensors, axes, shares, profile)
-            decisions[name] = _converts(rows[name], block)
+            choice = _Choice(tensors, axes, shares, profile, aim)
+            block = None if aim == "fp8" and _odd(tensors[name]) else _block((name,), choice)
+            decisions[name] = _converts(rows[name], block, aim)
     made = {name: decision for name, decision in decisions.items() if decision is not None}
     return {**made, **_whole_banks(made)}
 
@@ -71,7 +98,7 @@ def _can_declare_no_more(rows: Mapping[str, Row], parent: Parent, profile: str) 
     """Whether the parent is quantized already in a way that the profile has no words for beside its own."""
     kinds, method = (
         set(map(id, rows.values())),
-        (parent.config.get("quantization_config") or {}).get("quant_method"),
+        stated(parent.config).get("quant_method"),
     )
     if id(PACKED) in kinds and (profile, method) != ("modelopt-mixed", "modelopt"):
         return True
@@ -106,6 +133,8 @@ def _at_first(row: Row, ref: TensorRef, parent: Parent, profile: str, aim: Aim) 
     if row.reason is not None:
         return Decision(row.family, reason=row.reason)
     if aim == "bf16":
+        if ref.dtype not in FLOATS:
+            return Decision("other codes", reason="codes without F32 or BF16 scales of blocks: not undone")
         return Decision("floats", reason="no FP8: nothing to dequantize")
     if ref.dtype not in FLOATS or len(ref.shape) != 2:
         return Decision(f"{row.family} of other form", reason="no float matrix: passed through")
@@ -115,15 +144,16 @@ def _at_first(row: Row, ref: TensorRef, parent: Parent, profile: str, aim: Aim) 
 
 
 def _native(ref: TensorRef, parent: Parent, aim: Aim) -> Decision:
-    if aim == "fp8":
+    if aim != "bf16":
         return Decision(NATIVE.family, reason=NATIVE.reason)
     weight = next(
         (ref.name.removesuffix(end) for end in ("_scale_inv", "_scale") if ref.name.endswith(end)), ref.name
     )
+    if weight not in parent.tensors:
+        return Decision("scales of activations", reason="their weights are floats again", drop=True)
     codes = parent.tensors[weight]
     scales = scales_of(codes, parent.tensors)
-    stated = parent.config.get("quantization_config") or {}
-    sides = stated.get("weight_block_size") or (128, 128)
+    sides = stated(parent.config).get("weight_block_size") or (128, 128)
     block = BlockShape(*sides)
     if scales is None or block.grid(codes.shape) != scales.shape:
         return Decision(
@@ -139,45 +169,109 @@ def _odd(ref: TensorRef) -> bool:
     return min(R, C) < _ONE_SIDE[0] or C % _ONE_SIDE[0] != 0
 
 
-def _converts(row: Row, block: BlockShape | None) -> Decision:
+def _stacked(stack: Stack, profile: str, aim: Aim) -> Decision | None:
+    """The decision for experts in one tensor: one tensor an expert, as makers publish them; None where unfit."""
+    form = formats()["fp8-block" if aim == "fp8" else aim]
+    spelling = form.spelling(profile)
+    side = BlockShape(_ONE_SIDE[0], _ONE_SIDE[0]) if aim == "fp8" else None
+    if spelling is None or spelling.entry is None or form.unfit(stack.shape, Params()):
+        return None
+    if side and (stack.shape[0] % side.rows or stack.shape[1] % side.cols):
+        return None
+    return Decision("stacks of experts", side, to=form.name, transposed=stack.transposed, unstack=True)
+
+
+def undone(parent: Parent, names: Iterable[str]) -> dict[str, Decision]:
+    """Tensor -> Decision, for the parts of every weight that can be read back to BF16, block FP8 of old names apart."""
+    tensors, found = parent.tensors, {}
+    stated = parent.config.get("quantization_config") or {}
+    sides = stated.get("weight_block_size") or (128, 128)
+    for name in names:
+        ref = tensors[name]
+        if ref.dtype in FLOATS or stated.get("checkpoint_format") == "gptq_v2":
+            continue
+        weight = _read_as(ref, parent, (sides[0], sides[1]))
+        if weight is not None:
+            decision = Decision(
+                f"{weight.form.title} back to BF16",
+                source=weight.form.name,
+                to="bf16",
+            )
+            found.update({part.name: decision for part in weight.refs.values()})
+            found.update(_static(name, weight, tensors))
+    return found
+
+
+def _read_as(ref: TensorRef, parent: Parent, block: tuple[int, int]) -> Held | None:
+    """The weight of which `ref` is the main part, in whichever format it is; None where in none."""
+    for form in formats().values():
+        if form.name != "bf16":
+            weight = held(form, ref, parent.tensors, Params(block), transposed=False)
+            if isinstance(weight, Held):
+                return weight
+    return None
+
+
+def _static(name: str, weight: Held, tensors: Mapping[str, TensorRef]) -> dict[str, Decision]:
+    """Scales of activations beside a weight that will have no codes."""
+    module = base_name(name, weight.spelling)
+    dropped = Decision("scales of activations", reason="their weights are floats again", drop=True)
+    ends = (".input_scale", ".input_global_scale", ".output_scale")
+    return {module + end: dropped for end in ends if module + end in tensors}
+
+
+def _converts(row: Row, block: BlockShape | None, aim: Aim) -> Decision:
+    if block is not None and aim != "fp8":
+        return Decision(row.family, to=aim)
     if block is None:
         reason = "no block of the profile fits its rows or columns, or those that runtimes fuse with it"
         return Decision(f"{row.family} of odd shape", reason=reason)
     return Decision(row.family, block)
 
 
-def _block(
-    names: Sequence[str],
-    tensors: Mapping[str, TensorRef],
-    axes: Mapping[str, str],
-    kv: int | None,
-    profile: str,
-) -> BlockShape | None:
-    """The largest block that cuts all of a group at whole blocks at the wanted sizes, or else on one rank."""
-    sides = _SIDES.get(profile, _ONE_SIDE)
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What the choice of a block looks at."""
+
+    tensors: Mapping[str, TensorRef]
+    axes: Mapping[str, str]
+    kv: int | None
+    profile: str
+    aim: Aim
+
+
+def _block(names: Sequence[str], choice: _Choice) -> BlockShape | None:
+    """The largest block that cuts all of a group at whole blocks at the wanted sizes, or else on one rank.
+
+    For another format than block FP8, the elements that a rank must get whole.
+    """
     for sizes in (SIZES_WANTED, SIZES_WANTED[:1]):
-        for side in sides:
-            if all(
-                _fits(name, names, tensors[name], axes.get(name), kv, side, size)
-                for name in names
-                for size in sizes
-            ):
-                return BlockShape(side, side)
+        for block in _sides(names, choice):
+            if all(_fits(name, names, choice, block, size) for name in names for size in sizes):
+                return block
     return None
 
 
-def _fits(
-    name: str, group: Sequence[str], ref: TensorRef, axis: str | None, kv: int | None, side: int, size: int
-) -> bool:
-    rows, cols = ref.shape
+def _sides(names: Sequence[str], choice: _Choice) -> list[BlockShape]:
+    if choice.aim == "fp8":
+        return [BlockShape(side, side) for side in _SIDES.get(choice.profile, _ONE_SIDE)]
+    form = formats()[choice.aim]
+    shapes = [choice.tensors[name].shape for name in names]
+    if any(form.unfit(shape, Params()) for shape in shapes):
+        return []
+    return [BlockShape(*form.rank_unit(shapes[0], Params()))]
+
+
+def _fits(name: str, group: Sequence[str], choice: _Choice, block: BlockShape, size: int) -> bool:
+    (rows, cols), axis, kv = choice.tensors[name].shape, choice.axes.get(name), choice.kv
     if axis == "rows":
         ranks = min(size, kv) if kv and deals_kv(name) else size
-        if rows % ranks or (size > 1 and rows // ranks % side):
+        if rows % ranks or (size > 1 and rows // ranks % block.rows):
             return False
         rows //= ranks
-    if axis == "columns" and (cols % size or (size > 1 and cols // size % side)):
+    if axis == "columns" and (cols % size or (size > 1 and cols // size % block.cols)):
         return False
-    return name == group[-1] or rows % side == 0
+    return name == group[-1] or rows % block.rows == 0
 
 
 def fused(parent: Parent, candidates: Iterable[str]) -> list[Instance]:

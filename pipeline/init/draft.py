@@ -7,8 +7,10 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from shardmill.pipeline.formats import formats
+from shardmill.pipeline.formats.module import is_further_part
 from shardmill.pipeline.init.decide import Aim, Decision, axes_of, deals_kv, decide, fused, kv_heads
-from shardmill.pipeline.init.look import UNKNOWN, text_config
+from shardmill.pipeline.init.look import NATIVE, PACKED, UNKNOWN, text_config
 from shardmill.pipeline.init.names import by_pattern, globs_for, numbers
 from shardmill.pipeline.init.vocabulary import NATIVE_FP8, Group
 from shardmill.pipeline.init.write import (
@@ -21,6 +23,7 @@ from shardmill.pipeline.init.write import (
 )
 from shardmill.pipeline.plan.plan import make_plan
 from shardmill.pipeline.plan.profiles.child import FLOATS
+from shardmill.pipeline.plan.profiles.truth import stated
 from shardmill.pipeline.plan.types import Plan
 from shardmill.pipeline.recipe.globs import fold
 from shardmill.pipeline.recipe.tables import Recipe
@@ -39,11 +42,31 @@ class RecipeDraft:
     plan: Plan
     unknown: tuple[str, ...]  # globs of what was kept because it is not known
 
+    @property
+    def share(self) -> float:
+        """The part of the parent's tensor bytes that converts, 0 to 1."""
+        converting = [family for family in self.plan.families if family.action not in ("keep", "drop")]
+        whole = sum(family.bytes_before for family in self.plan.families)
+        return sum(family.bytes_before for family in converting) / whole if whole else 0.0
 
-def default_profile(parent: Parent) -> str:
+    def why_nothing(self) -> str | None:
+        """Why a recipe would change nothing, where the parent isn't quantized already; None where it does something."""
+        known = {NATIVE.family, PACKED.family}
+        if self.plan.conversions or known & {family.name for family in self.plan.families}:
+            return None
+        largest = max(self.plan.families, key=lambda family: family.bytes_before)
+        return (
+            f"0 weights would convert; the largest part is {largest.name!r} ({largest.bytes_before:,} bytes): "
+            f"{largest.reason}; write a recipe by hand to convert what init does not know"
+        )
+
+
+def default_profile(parent: Parent, aim: Aim = "fp8") -> str:
     """The profile that suits a parent: its own where it is ModelOpt's, else the one most loaders read."""
-    stated = parent.config.get("quantization_config") or {}
-    return "modelopt-mixed" if stated.get("quant_method") == "modelopt" else "fp8"
+    if aim not in ("fp8", "bf16"):
+        spellings = formats()[aim].spellings if aim in formats() else ()
+        return next((each.profile for each in reversed(spellings) if each.entry), "compressed-tensors")
+    return "modelopt-mixed" if stated(parent.config).get("quant_method") == "modelopt" else "fp8"
 
 
 def draft(
@@ -59,7 +82,11 @@ def draft(
     patterns = by_pattern(parent.tensors)
     native = NATIVE_FP8.get(str(parent.config.get("model_type")), ())
     families = _families(decisions, patterns, native)
-    converting = [weight for weight, decision in decisions.items() if decision.block]
+    converting = [
+        weight
+        for weight, decision in decisions.items()
+        if decision.block or (decision.to and not decision.source)
+    ]
     recipe = RecipeText(
         name=name,
         model=str(parent.config.get("model_type") or "a model"),
@@ -102,7 +129,12 @@ def _families(
                 source_block=(decision.source_block.rows, decision.source_block.cols)
                 if decision.source_block
                 else None,
-                expect=sum(tensor.endswith(".weight") for tensor in tensors),
+                expect=_weights(decision, tensors),
+                to=decision.to,
+                source=decision.source,
+                drop=decision.drop,
+                transposed=decision.transposed,
+                unstack=decision.unstack,
                 reason=decision.reason,
                 numerics="recover/1"
                 if decision.family in native and decision.block == _NATIVE_BLOCK
@@ -110,6 +142,16 @@ def _families(
             )
         )
     return tuple(families)
+
+
+def _weights(decision: Decision, tensors: Iterable[str]) -> int:
+    """How many weights a family holds: scales and other further parts are not counted."""
+    if decision.source:
+        form = formats()[decision.source]
+        return sum(not is_further_part(tensor, form) for tensor in tensors)
+    if decision.to:
+        return len(list(tensors))
+    return sum(tensor.endswith(".weight") for tensor in tensors)
 
 
 def _fused(parent: Parent) -> tuple[FusedText, ...]:

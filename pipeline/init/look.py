@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from shardmill.pipeline.init.place import is_elsewhere, language_homes
 from shardmill.pipeline.init.vocabulary import ROWS, Row
 from shardmill.pipeline.plan.profiles.child import FLOATS, is_packed
 from shardmill.pipeline.plan.sources import CODES_DTYPE, SCALE_DTYPES, scales_of
@@ -21,6 +22,11 @@ STACKS = Row(
     "stacks", (), "more than two axes: convolutions, or experts in one tensor, which no block covers"
 )
 OTHERS = Row("other dtypes", (), "neither float nor known as quantized: passed through")
+TOWER = Row(
+    "towers by place",
+    (),
+    "not among the language model's layers: runtimes build other towers, encoders and drafts unquantized",
+)
 UNKNOWN = Row(
     "unknown", (), "not known to `shardmill init`: kept as it is; see whether it is a Linear that can convert"
 )
@@ -33,12 +39,15 @@ def rows_of(parent: Parent) -> dict[str, Row]:
     quantized = dict(_quantized_modules(tensors))
     found = {}
     by_name = _by_name(tensors, homes)
+    language = language_homes(homes, tensors)
     for name, ref in tensors.items():
         module = _module_of(name, quantized)
         if module is not None:
             found[name] = quantized[module]
         else:
-            found[name] = by_name.get(name) or _by_shape(ref)
+            row = by_name.get(name) or _by_shape(ref)
+            matrix = len(ref.shape) > 1 and row.stock and row.reason in (None, UNKNOWN.reason)
+            found[name] = TOWER if matrix and is_elsewhere(name, language) else row
     return found
 
 

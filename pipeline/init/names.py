@@ -72,7 +72,7 @@ def _braced(globs: list[str]) -> list[str]:
             else:
                 groups[(*parts[:at], "\0", *parts[at + 1 :])].append(parts[at])
         globs = [
-            key[0] if len(key) == 1 else ".".join(key).replace("\0", _choice(parts))
+            key[0] if "\0" not in key else ".".join(key).replace("\0", _choice(parts))
             for key, parts in groups.items()
         ]
     return globs

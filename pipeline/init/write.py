@@ -19,6 +19,11 @@ class FamilyText:
     source_block: tuple[int, int] | None
     expect: int
     reason: str | None
+    to: str | None = None
+    source: str | None = None
+    drop: bool = False
+    transposed: bool = False
+    unstack: bool = False
     numerics: str | None = None
 
 
@@ -99,7 +104,18 @@ def _family(family: FamilyText) -> Iterator[str]:
     yield "[[family]]"
     yield f"name = {_quoted(family.name)}"
     yield from _match(family.match)
-    if family.source_block:
+    if family.to:
+        yield 'action = "convert"'
+        yield f"to = {_quoted(family.to)}"
+        if family.source:
+            yield f"source = {_quoted(family.source)}"
+        if family.block:
+            yield f"block = {list(family.block)}"
+        if family.transposed:
+            yield "transposed = true"
+        if family.unstack:
+            yield "unstack = true   # one tensor an expert, as makers publish them"
+    elif family.source_block:
         yield 'action = "dequantize"'
         yield f"source_block = {list(family.source_block)}"
     elif family.block:
@@ -108,7 +124,7 @@ def _family(family: FamilyText) -> Iterator[str]:
         if family.numerics:
             yield f"numerics = {_quoted(family.numerics)}   # the published base is block FP8"
     else:
-        yield 'action = "keep"'
+        yield f'action = "{"drop" if family.drop else "keep"}"'
         yield f"reason = {_quoted(family.reason or '')}"
         return
     yield f"expect = {family.expect}"

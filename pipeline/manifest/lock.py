@@ -1,8 +1,9 @@
 """The lock beside a recipe: which bytes the parent's published revision has. `shardmill pin` writes it.
 
-A build holds its parent to the lock at no cost: a shard's tensor digests are computed anyway while it is read, and
-the lock knows what they come to. Where the lock was taken from a download's metadata alone, only sizes and header
-are compared, unless the build is paranoid. shardmill.pipeline.run.pin reads the files for both.
+A build holds its parent to the lock at next to no cost: a shard's tensor digests are computed anyway while it is
+read, and the lock knows what they come to; only tensors that are dropped are read for it. Where the lock was taken
+from a download's metadata alone, sizes and headers are compared, and the sha256 of what is passed on whole, unless the
+build is paranoid. shardmill.pipeline.run.pin reads the files for both.
 """
 
 from __future__ import annotations
@@ -24,11 +25,14 @@ NOT_PINNED = (
 
 @dataclass(frozen=True, slots=True)
 class LockedFile:
-    """Size and sha256 of a parent's file; of a shard also the digest of its tensors' digests, if it was read."""
+    """Size and sha256 of a parent's file; of a shard also the sha256 of its header, and the digest of its tensors'
+    digests, if it was read.
+    """
 
     bytes: int
     sha256: str
     tensors: str | None = None
+    header: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,9 @@ class Lock:
 
     def to_json(self) -> bytes:
         files = {
-            name: {"bytes": f.bytes, "sha256": f.sha256} | ({"tensors": f.tensors} if f.tensors else {})
+            name: {"bytes": f.bytes, "sha256": f.sha256}
+            | ({"tensors": f.tensors} if f.tensors else {})
+            | ({"header": f.header} if f.header else {})
             for name, f in sorted(self.files.items())
         }
         body = {
@@ -90,6 +96,14 @@ def holds_tensors(lock: Lock, shard: str, digests: Mapping[str, str]) -> bool:
     if tensors_digest(digests) != pinned:
         raise CheckpointError(f"{shard}: its tensors are not those that were pinned; {NOT_PINNED}")
     return True
+
+
+def refuse_other_sha256(lock: Lock, file: str, sha256: str) -> None:
+    """Raises CheckpointError where the parent's `file` has another sha256 than the pinned one."""
+    if sha256 != lock.files[file].sha256:
+        raise CheckpointError(
+            f"{file}: its sha256 is not the pinned one ({lock.files[file].sha256}); {NOT_PINNED}"
+        )
 
 
 def lock_facts(lock: Lock) -> dict[str, Any]:

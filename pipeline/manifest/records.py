@@ -15,11 +15,12 @@ from typing import Any
 
 from shardmill.pipeline.errors import CheckpointError
 from shardmill.pipeline.manifest.digest import TENSOR_ALGORITHM, canonical, key_of
-from shardmill.pipeline.types import FamilySummary
+from shardmill.pipeline.types import SCALE_SUFFIXES, FamilySummary
 
 MANIFEST_FORMAT = "shardmill/manifest/2"
 FORMAT_1 = "shardmill/manifest/1"
 MANIFEST_FILE = "shardmill.manifest.json"
+STATE_FOLDER = ".shardmill"  # in the output folder, never published
 
 Counts = Mapping[str, int]
 
@@ -37,15 +38,36 @@ class Receipt:
     sources: Mapping[str, str]  # parent tensor -> digest, for those whose bytes were changed
     counts: Mapping[str, Counts] = field(default_factory=dict)  # weight -> what its numerics counted
     repairs: tuple[Mapping[str, Any], ...] = ()
+    values: Mapping[str, Counts] = field(
+        default_factory=dict
+    )  # tensor -> what is odd about it: nan, inf, zero, empty
 
-    def to_json(self) -> bytes:
-        return canonical(asdict(self))
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
 
     @classmethod
-    def from_json(cls, text: bytes) -> Receipt:
-        fields = json.loads(text)
-        fields["repairs"] = tuple(fields["repairs"])
-        return cls(**fields)
+    def parse(cls, fields: Mapping[str, Any]) -> Receipt:
+        """The receipt of fields that `as_json` gave. Raises what a wrong form raises."""
+        receipt = cls(**{**fields, "repairs": tuple(fields["repairs"])})
+        texts = (
+            receipt.file,
+            receipt.key,
+            *receipt.tensors,
+            *receipt.tensors.values(),
+            *receipt.sources.values(),
+        )
+        numbers = (
+            number
+            for counts in (*receipt.counts.values(), *receipt.values.values())
+            for number in counts.values()
+        )
+        if not all(isinstance(text, str) for text in texts) or type(receipt.file_bytes) is not int:
+            raise ValueError("its texts or its size have another type")
+        if not all(type(number) is int for number in numbers) or not isinstance(receipt.sha256, str | None):
+            raise ValueError("its counts or its sha256 have another type")
+        if not all(isinstance(repair, dict) for repair in receipt.repairs):
+            raise ValueError("its repairs have another type")
+        return receipt
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +147,9 @@ class Manifest:
     dropped: tuple[str, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
     repairs: tuple[Mapping[str, Any], ...] = ()
+    values: Mapping[str, Counts] = field(
+        default_factory=dict
+    )  # output tensor -> NaN, Inf, zeros that it holds
     format: str = MANIFEST_FORMAT  # that it was read from
 
     def to_json(self) -> bytes:
@@ -143,6 +168,7 @@ class Manifest:
             "dropped": sorted(self.dropped),
             "renamed": dict(self.renamed),
             "repairs": [dict(repair) for repair in self.repairs],
+            **({"values": {name: dict(odd) for name, odd in self.values.items()}} if self.values else {}),
         }
         return canonical({**body, "self": key_of(body)})
 
@@ -168,7 +194,18 @@ class Manifest:
         A tensor that was passed on has the digest of its output; the changed ones are listed apart.
         """
         record = self.shards[shard]
-        return record.sources.get(tensor) or record.tensors.get(self.renamed.get(tensor, tensor))
+        if tensor in record.sources:
+            return record.sources[tensor]
+        if tensor not in self.renamed and self._is_new_scale(tensor):
+            return None
+        return record.tensors.get(self.renamed.get(tensor, tensor))
+
+    def _is_new_scale(self, tensor: str) -> bool:
+        """Whether the output's tensor of this name holds a converted weight's scales: the parent's was dropped."""
+        return any(
+            tensor.endswith(suffix) and tensor.removesuffix(suffix) in self.conversions
+            for suffix in SCALE_SUFFIXES
+        )
 
 
 def _parsed(body: dict[str, Any]) -> Manifest:
@@ -186,8 +223,10 @@ def _parsed(body: dict[str, Any]) -> Manifest:
         name: ConversionRecord.parse(fields) for name, fields in body["conversions"].items()
     }
     body["families"] = tuple(_family(fields) for fields in body["families"])
-    if outside := [name for name in body["files"] if _leads_outside(name)]:
+    if outside := [name for name in body["files"] if leads_outside(name)]:
         raise ValueError(f"it names {outside[0]!r}, which leads out of the folder")
+    if not all(isinstance(odd, dict) for odd in body.get("values", {}).values()):
+        raise ValueError("its `values` have another form")
     return Manifest(**body)
 
 
@@ -216,9 +255,12 @@ def _family(fields: Mapping[str, Any]) -> FamilySummary:
     return FamilySummary(**{**fields, "block": tuple(block) if block is not None else None})
 
 
-def _leads_outside(name: str) -> bool:
+def leads_outside(name: object) -> bool:
+    """Whether a name read from a file is none of a published file: it leads out of the folder, or into its state."""
+    if not isinstance(name, str) or "\0" in name:
+        return True
     path = PurePosixPath(name)
-    return path.is_absolute() or ".." in path.parts or not path.parts
+    return path.is_absolute() or ".." in path.parts or not path.parts or path.parts[0] == STATE_FOLDER
 
 
 def _shard_fields(shard: ShardRecord) -> dict[str, Any]:

@@ -16,12 +16,15 @@ from shardmill.pipeline.container.header import lay_out
 from shardmill.pipeline.errors import PlanError
 from shardmill.pipeline.manifest.digest import key_of
 from shardmill.pipeline.plan.keys import shard_key
+from shardmill.pipeline.plan.nothing import nothing_done
 from shardmill.pipeline.plan.profiles import PROFILES
 from shardmill.pipeline.plan.profiles.child import Child
+from shardmill.pipeline.plan.profiles.follow import follow
+from shardmill.pipeline.plan.profiles.truth import one_truth
 from shardmill.pipeline.plan.readme import child_readme
 from shardmill.pipeline.plan.tensor_parallel import loads_at, refuse_unloadable
 from shardmill.pipeline.plan.types import Assignment, Piece, Plan, ShardPlan
-from shardmill.pipeline.recipe.tables import Recipe
+from shardmill.pipeline.recipe.tables import Recipe, standard_stages
 from shardmill.pipeline.types import FamilySummary, Header, Parent, TensorRef, tensor_bytes
 
 
@@ -35,18 +38,27 @@ def make_plan(recipe: Recipe, parent: Parent, assignments: Sequence[Assignment])
         shard for header in parent.headers if (shard := _shard(header, by_shard[header.shard])) is not None
     )
     converted = {
-        each.source.name: (each.family, each.action)
+        name: (each.family, each.action)
         for each in assignments
         if isinstance(each.action, Conversion)
+        for name in each.action.mains(each.source)
+    }
+    units = {
+        name: each.action.unit(each.source)
+        for each in assignments
+        if isinstance(each.action, Conversion)
+        for name in each.action.mains(each.source)
     }
     loads = tuple(loads_at(recipe, assignments))
     refuse_unloadable(recipe, loads)
     outputs = {ref.name: ref for shard in shards for ref in shard.header.tensors}
-    child = Child(recipe, parent.config, outputs, {name: action for name, (_, action) in converted.items()})
+    followed = follow(parent.config, _renamed(assignments), parent.tensors, outputs)
+    child = Child(recipe, followed, outputs, {name: action for name, (_, action) in converted.items()})
     profile = PROFILES[recipe.output.profile]
-    if problems := list(profile.problems(child)):
+    if problems := [*profile.problems(child), *nothing_done(recipe, parent, assignments)]:
         raise PlanError(problems)
     config, entries = profile.declare(child)
+    config = one_truth(config, child, parent.tensors)
     config_text = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
     families = _families(recipe, assignments)
     rewritten = [shard.file for shard in shards if shard.rewritten]
@@ -59,6 +71,7 @@ def make_plan(recipe: Recipe, parent: Parent, assignments: Sequence[Assignment])
             "config": key_of(config_text.decode()),
             "readme": key_of(without_key.decode()),
             "carried": list(parent.carried),
+            **_own_stages(recipe),
         }
     )
     return Plan(
@@ -71,6 +84,7 @@ def make_plan(recipe: Recipe, parent: Parent, assignments: Sequence[Assignment])
         config_entries=entries,
         readme=child_readme(recipe, parent, families, key, rewritten, len(shards)),
         conversions=converted,
+        units={name: (unit.rows, unit.cols) for name, unit in units.items()},
         dropped=_dropped(assignments, outputs),
         renamed=_renamed(assignments),
         repairs=tuple({"repair": "input_scales/1", "file": file} for file in sorted(parent.replaced)),
@@ -82,12 +96,24 @@ def make_plan(recipe: Recipe, parent: Parent, assignments: Sequence[Assignment])
     )
 
 
+def _own_stages(recipe: Recipe) -> dict[str, Any]:
+    """The order of the stages, where the recipe gives another than the standard one."""
+    needs = {name: sorted(table.needs) for name, table in recipe.stages.items()}
+    standard = standard_stages(family.action for family in recipe.family)
+    usual = {name: sorted(table["needs"]) for name, table in standard.items()}
+    return {} if needs == usual else {"stages": needs}
+
+
 def _refuse_collisions(assignments: Iterable[Assignment]) -> None:
     """Two tensors of the parent must not come out under one name."""
     maker: dict[str, str] = {}
     problems = []
     for each in assignments:
         for name, *_ in each.action.outputs(each.source):
+            if name == "__metadata__" or not name:
+                problems.append(
+                    f"{each.source.name}: would be named {name!r}, which no library reads; choose another"
+                )
             if name in maker:
                 problems.append(
                     f"{name}: would be made twice, from {maker[name]} and from {each.source.name}"
@@ -104,9 +130,14 @@ def _dropped(assignments: Iterable[Assignment], outputs: Mapping[str, TensorRef]
 
 
 def _renamed(assignments: Iterable[Assignment]) -> dict[str, str]:
-    """Parent tensor -> output tensor, of those that only move."""
-    moved = [each for each in assignments if each.action.kind == "move"]
-    return {each.source.name: name for each in moved for name, *_ in each.action.outputs(each.source)}
+    """Parent tensor -> output tensor, of those that move, and of weights whose codes bear another name."""
+    moved = {}
+    for each in assignments:
+        if each.action.kind in ("move", "convert"):
+            name = each.action.outputs(each.source)[0][0]
+            if name != each.source.name:
+                moved[each.source.name] = name
+    return moved
 
 
 def _shard(header: Header, assignments: Sequence[Assignment]) -> ShardPlan | None:

@@ -46,6 +46,26 @@ def why_not_block_fp8(weight: TensorRef, block: BlockShape, tensors: Mapping[str
     return None
 
 
+def scales_beside(weight: TensorRef, tensors: Mapping[str, TensorRef]) -> tuple[TensorRef, ...]:
+    """The scales without which the codes of `weight` mean nothing; none where it holds no codes."""
+    if not weight.dtype.startswith(("F8_", "U8", "I8", "F4", "I32")):
+        return ()
+    names = (weight.name + suffix for suffix in (*SCALE_SUFFIXES, "_scale_2"))
+    return tuple(tensors[name] for name in names if name in tensors)
+
+
+def pair_of(scale: TensorRef, tensors: Mapping[str, TensorRef]) -> tuple[TensorRef, ...]:
+    """The global and block scales of both halves that `scale` is one of: they are reconciled together or not at all."""
+    suffix = next((suffix for suffix in (GLOBAL_SUFFIX, BLOCK_SUFFIX) if scale.name.endswith(suffix)), "")
+    parent, _, half = scale.name.removesuffix(suffix).rpartition(".")
+    names = (
+        f"{parent}.{each}{end}"
+        for each in (half, _OTHER_HALF.get(half, ""))
+        for end in (GLOBAL_SUFFIX, BLOCK_SUFFIX)
+    )
+    return tuple(tensors[name] for name in names if name in tensors)
+
+
 def halves(scale: TensorRef, tensors: Mapping[str, TensorRef]) -> tuple[TensorRef, ...]:
     """What reconciling `scale` reads: its own half's global scale, the other half's, its own codes.
 

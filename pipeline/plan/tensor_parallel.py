@@ -9,7 +9,7 @@ from shardmill.pipeline.errors import PlanError
 from shardmill.pipeline.plan.types import Assignment, LoadsAt
 from shardmill.pipeline.recipe.globs import GlobSet, fused_instances
 from shardmill.pipeline.recipe.tables import Parallel, Recipe
-from shardmill.pipeline.types import BlockShape, TensorRef
+from shardmill.pipeline.types import BlockShape, Shape
 
 SIZES_SHOWN = (1, 2, 4, 8)
 
@@ -17,16 +17,16 @@ SIZES_SHOWN = (1, 2, 4, 8)
 def loads_at(recipe: Recipe, assignments: Iterable[Assignment]) -> Iterable[LoadsAt]:
     """For each tensor-parallel size whether the blocks divide what a rank gets."""
     quantized = {
-        each.source.name: (each.source, each.action.block_made)
+        each.source.name: unit
         for each in assignments
-        if isinstance(each.action, Conversion) and each.action.block_made
+        if isinstance(each.action, Conversion) and (unit := each.action.rank_unit(each.source))
     }
     axes = _axes(recipe, quantized)
     inner = _inner_members(recipe, quantized)
     for size in sorted({*SIZES_SHOWN, *recipe.output.tensor_parallel}):
         reasons = (
-            _why_not_at(size, ref, block, axes.get(name), name in inner)
-            for name, (ref, block) in quantized.items()
+            _why_not_at(size, name, shape, block, axes.get(name), name in inner)
+            for name, (shape, block) in quantized.items()
         )
         yield LoadsAt(size, next((reason for reason in reasons if reason), None))
 
@@ -50,17 +50,17 @@ def _inner_members(recipe: Recipe, names: Iterable[str]) -> set[str]:
 
 
 def _why_not_at(
-    size: int, ref: TensorRef, block: BlockShape, split: Parallel | None, inner: bool
+    size: int, name: str, shape: Shape, block: BlockShape, split: Parallel | None, inner: bool
 ) -> str | None:
     """Why a rank's part of a weight [R, C] does not end at whole blocks; vLLM's `validate_fp8_block_shape`."""
-    sides = {"rows": (ref.shape[0], block.rows), "columns": (ref.shape[1], block.cols)}
+    sides = {"rows": (shape[0], block.rows), "columns": (shape[1], block.cols)}
     for side, (length, step) in sides.items():
         ranks = min(size, split.shares or size) if split and split.axis == side else 1
         must_divide = ranks > 1 or (side == "rows" and inner)
         if length % ranks:
-            return f"{ref.name}: the number of {side}, {length}, is not divisible by {ranks} ranks"
+            return f"{name}: the number of {side}, {length}, is not divisible by {ranks} ranks"
         if must_divide and (length // ranks) % step:
-            return f"{ref.name}: {length // ranks} {side} a rank, not a multiple of the block's {step}"
+            return f"{name}: {length // ranks} {side} a rank, not a multiple of the block's {step}"
     return None
 
 

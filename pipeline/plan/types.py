@@ -70,6 +70,9 @@ class Plan:
     config_entries: int
     readme: bytes
     conversions: Mapping[str, tuple[str, Conversion]]  # weight -> its family and its action
+    units: Mapping[
+        str, tuple[int, int]
+    ]  # the same weight -> (rows, columns) of the elements that share a scale
     dropped: tuple[str, ...]
     renamed: Mapping[str, str]  # parent tensor -> output tensor
     repairs: tuple[Mapping[str, Any], ...]  # what was repaired, as far as headers tell

@@ -12,20 +12,40 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import product
+from math import prod
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _WILDCARD = re.compile(r"\*+")
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 Places = frozenset[tuple[int, int]]  # (glob, parts of it that are matched)
 
+# A recipe is bounded like any other input: what one glob may ask for, far above what a model needs.
+CHOICES_MAX = 4096  # names that its braces stand for
+_ANY_PARTS_MAX = 4  # `**` in it
+_STARS_MAX = 4  # `*` inside one part
+_GLOB_CHARS_MAX = 4096
+
 
 def expand(glob: str) -> list[str]:
     """`a.{b,c}.d` -> [`a.b.d`, `a.c.d`]. Raises ValueError where the braces don't pair or nest."""
+    if len(glob) > _GLOB_CHARS_MAX:
+        raise ValueError(f"a glob of {len(glob)} characters; {_GLOB_CHARS_MAX} is the limit, write several")
     pieces = _BRACES.split(glob)
     if any(brace in text for text in pieces for brace in "{}"):
         raise ValueError(f"unbalanced braces in {glob!r}")
     choices = [text.split(",") if i % 2 else [text] for i, text in enumerate(pieces)]
+    if (count := prod(map(len, choices))) > CHOICES_MAX:
+        raise ValueError(f"the braces of {glob[:60]!r} stand for {count} globs; {CHOICES_MAX} is the limit")
+    _refuse_many_stars(glob)
     return ["".join(choice) for choice in product(*choices)]
+
+
+def _refuse_many_stars(glob: str) -> None:
+    parts = glob.split(".")
+    if parts.count("**") > _ANY_PARTS_MAX:
+        raise ValueError(f"{glob[:60]!r} has {parts.count('**')} parts `**`; {_ANY_PARTS_MAX} is the limit")
+    if (most := max(len(_WILDCARD.findall(part)) for part in parts)) > _STARS_MAX:
+        raise ValueError(f"{glob[:60]!r} has a part with {most} wildcards; {_STARS_MAX} is the limit")
 
 
 def captured(glob: str, name: str) -> tuple[str, ...] | None:
@@ -50,8 +70,8 @@ def filled(glob: str, values: Iterable[str]) -> str:
     Law: filled(glob, captured(glob, name)) == name.
     """
     rest = iter(values)
-    parts = (_WILDCARD.sub(lambda _: next(rest), part) for part in glob.split("."))
-    return ".".join(part for part in parts if part)
+    parts = ((part, _WILDCARD.sub(lambda _: next(rest), part)) for part in glob.split("."))
+    return ".".join(name for part, name in parts if name or part != "**")
 
 
 class GlobSet:
@@ -102,7 +122,7 @@ class GlobSet:
 
 
 def _part_pattern(part: str) -> re.Pattern[str]:
-    return re.compile(".*" if part == "**" else re.escape(part).replace(r"\*", ".*"))
+    return re.compile(".*" if part == "**" else ".*".join(map(re.escape, _WILDCARD.split(part))))
 
 
 def nearest(glob: str, names: Iterable[str], count: int = 3) -> list[str]:

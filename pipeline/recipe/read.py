@@ -20,6 +20,10 @@ from shardmill.pipeline.recipe.lines import Origin, located
 from shardmill.pipeline.recipe.spellings import respell
 from shardmill.pipeline.recipe.tables import Alias, Family, Fused, Output, Parallel, Parent, Recipe
 
+_RECIPE_BYTES_MAX = 1 << 24
+_LAYERS_MAX = 32
+_PROBLEMS_SHOWN = 50
+
 
 def load(path: Path) -> Recipe:
     """The recipe at `path`, laid over the one that it extends; a family of the same name replaces the other's.
@@ -47,36 +51,44 @@ def load(path: Path) -> Recipe:
     except ValidationError as error:
         of_families = [origin for _, origin in families.values()]
         whole = Origin(path, "")
-        raise RecipeError(
-            [
-                _problem(fault, origins, of_families, whole)
-                for fault in error.errors()
-                if not (
-                    fault["type"] == "too_short" and fault["input"]
-                )  # its entries have problems of their own
-            ]
-        ) from None
+        faults = [
+            fault
+            for fault in error.errors()
+            if not (fault["type"] == "too_short" and fault["input"])  # its entries have problems of their own
+        ]
+        shown = [_problem(fault, origins, of_families, whole) for fault in faults[:_PROBLEMS_SHOWN]]
+        more = len(faults) - len(shown)
+        raise RecipeError([*shown, f"{path}: {more} more problems"] if more else shown) from None
 
 
 def _layers(path: Path, readers: tuple[Path, ...]) -> list[tuple[dict[str, Any], Origin]]:
     """The TOML at `path`, then what it extends. `readers` are the files that lead here."""
+    if "\0" in str(path):
+        raise RecipeError([f"{readers[-1]}: `extends` names a path with a NUL character; correct it"])
     if path.resolve() in readers:
         raise RecipeError([f"{path}: extends itself; remove `extends` from one of the files"])
+    if len(readers) > _LAYERS_MAX:
+        raise RecipeError([f"{path}: is reached by more than {_LAYERS_MAX} `extends`; shorten the chain"])
     try:
-        text = path.read_bytes().decode("utf-8")  # to the byte: its sha256 is published
+        text = _text(path)
         table = tomllib.loads(text)
     except OSError as error:
-        raise RecipeError(
-            [
-                f"{path}: cannot be read: {error.strerror}; name the recipe with -c: your file, one that `shardmill "
-                "recipes` lists, or one that `shardmill init DIR` drafts"
-            ]
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        advice = "name the recipe with -c: your file, one of `shardmill recipes`, or a draft of `shardmill init DIR`"
+        raise RecipeError([f"{path}: cannot be read: {error.strerror}; {advice}"]) from None
+    except (ValueError, RecursionError) as error:  # tomllib's own, of numbers without end, of UTF-8, of depth
         raise RecipeError([f"{path}: not valid TOML: {error}"]) from None
     base = table.pop("extends", None)
     below = _layers(path.parent / str(base), (*readers, path.resolve())) if base is not None else []
     return [(table, Origin(path, text)), *below]
+
+
+def _text(path: Path) -> str:
+    """The recipe's text, to the byte: its sha256 is published."""
+    with path.open("rb") as file:
+        data = file.read(_RECIPE_BYTES_MAX + 1)
+    if len(data) > _RECIPE_BYTES_MAX:
+        raise ValueError(f"it has more than {_RECIPE_BYTES_MAX} bytes")
+    return data.decode("utf-8")
 
 
 def _by_name(families: list[Any], origin: Origin) -> dict[Any, tuple[Any, Origin]]:

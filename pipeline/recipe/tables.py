@@ -25,10 +25,11 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from shardmill.pipeline.actions import ACTIONS, Action, Drop, keys_of_families
 from shardmill.pipeline.recipe.globs import captured, expand, filled, fold
 from shardmill.pipeline.recipe.lines import Origin, located
-from shardmill.pipeline.types import SCALE_SUFFIXES, BlockShape, TensorRef
+from shardmill.pipeline.types import BlockShape, TensorRef
 
 Text = Annotated[str, Field(min_length=1)]
-Side = Annotated[int, Field(ge=1, strict=True)]  # strict: neither "4" nor true is a number
+Side = Annotated[int, Field(ge=1, le=1 << 31, strict=True)]  # strict: neither "4" nor true is a number
+_GLOBS_MAX = 65_536  # that the braces of one table stand for
 Block = tuple[Side, Side]
 Globs = Annotated[tuple[Text, ...], Field(min_length=1)]
 
@@ -54,8 +55,8 @@ class _Matching(_Table):
     @field_validator("match")
     @classmethod
     def _paired(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for glob in value:
-            expand(glob)
+        if (count := sum(len(expand(glob)) for glob in value)) > _GLOBS_MAX:
+            raise ValueError(f"stands for {count} globs; {_GLOBS_MAX} is the limit")
         return value
 
     def globs(self) -> list[str]:
@@ -73,8 +74,8 @@ class Parent(_Table):
 class Output(_Table):
     """What is written, and at which tensor-parallel sizes it must load."""
 
-    profile: Literal["modelopt-mixed", "fp8", "compressed-tensors"] = "modelopt-mixed"
-    tensor_parallel: tuple[Side, ...] = (1,)
+    profile: Text = "modelopt-mixed"  # a row of pipeline.plan.profiles
+    tensor_parallel: Annotated[tuple[Side, ...], Field(max_length=64)] = (1,)
     carry: tuple[Text, ...] = ()  # globs of side files that the child gets beside those that loaders read
 
 
@@ -114,10 +115,16 @@ class Family(_Matching):
         if absent := [f"`{key}`" for key in ACTIONS[self.action].needs if self._written().get(key) is None]:
             hint = ", the number of its tensors" if "`expect`" in absent else ""
             raise ValueError(f"a family with action {self.action!r} needs {' and '.join(absent)}{hint}")
-        if self.to and any(
-            len(re.findall(r"\*+", glob)) != len(re.findall(r"\*+", self.to)) for glob in self.globs()
+        if (
+            self.action == "rename"
+            and self.to
+            and any(
+                len(re.findall(r"\*+", glob)) != len(re.findall(r"\*+", self.to)) for glob in self.globs()
+            )
         ):
             raise ValueError(f"`to` ({self.to}) must have as many wildcards as each glob of `match`")
+        if self.to and (fault := _why_no_name(self.to)):
+            raise ValueError(f"`to` ({self.to!r}) {fault}")
         self._made("_scale_inv", self.to)
         return self
 
@@ -139,28 +146,41 @@ class Family(_Matching):
                 meant = PydanticCustomError("value_error", words) if key in somewhere else "extra_forbidden"
                 yield InitErrorDetails(type=meant, loc=(key,), input=value)
 
-    def action_for(self, ref: TensorRef, scale_suffix: str = "_scale_inv") -> Action:
+    def action_for(
+        self, ref: TensorRef, scale_suffix: str = "_scale_inv", profile: str = "modelopt-mixed"
+    ) -> Action:
         """The Action that the family's tensor `ref` gets; new scales are named by `scale_suffix`."""
-        if ACTIONS[self.action].consumes_scales and ref.name.endswith(SCALE_SUFFIXES):
+        if ACTIONS[self.action].consumes(ref.name, self._written()):
             return Drop()  # what it says goes into its weight, or into new scales
-        if self.to:
-            return self._made(scale_suffix, self._renamed(ref.name, self.to))
+        if self.action == "rename" and self.to:
+            return self._made(scale_suffix, self._renamed(ref.name, self.to), profile)
         if scale_suffix not in self._actions:
-            self._actions[scale_suffix] = self._made(scale_suffix, None)
+            self._actions[scale_suffix] = self._made(scale_suffix, self.to, profile)
         return self._actions[scale_suffix]
 
-    def _made(self, scale_suffix: str, to: str | None) -> Action:
+    def _made(self, scale_suffix: str, to: str | None, profile: str = "modelopt-mixed") -> Action:
         """The action from the family's keys. Raises ValueError where they contradict each other."""
         given = {key: _frozen(value) for key, value in self._written().items() if value is not None}
         for key in ("block", "source_block"):
             if key in given:
                 given[key] = BlockShape(*given[key])
-        return ACTIONS[self.action].of({**given, "scale_suffix": scale_suffix, "to": to})
+        return ACTIONS[self.action].of({**given, "scale_suffix": scale_suffix, "to": to, "profile": profile})
 
     def _renamed(self, name: str, to: str) -> str:
         """`to` with its wildcards filled by what those of `match` stand for in `name`, in order."""
         values = next(values for glob in self.globs() if (values := captured(glob, name)) is not None)
         return filled(to, values)
+
+
+def _why_no_name(to: str) -> str | None:
+    """Why the names that `to` gives could not be read by loaders; None where they could."""
+    if to == "__metadata__":
+        return "is the name of a header's metadata, which no library reads as a tensor"
+    if any(brace in to for brace in "{}"):
+        return "must be one name: braces are for `match` alone"
+    if "" in to.split(".") or not to.isprintable():
+        return "has an empty part or a character that does not print"
+    return None
 
 
 def _frozen(value: Any) -> Any:

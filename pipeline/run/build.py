@@ -8,19 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
+from shardmill.pipeline.container.filesystem import losses
 from shardmill.pipeline.errors import BuildError
-from shardmill.pipeline.manifest.store import Memory, Store
+from shardmill.pipeline.manifest.state import Memory, Staged
+from shardmill.pipeline.manifest.store import Store
 from shardmill.pipeline.plan.types import Plan, ShardPlan
+from shardmill.pipeline.run.locking import locked
 from shardmill.pipeline.run.place import refuse_full_disk, refuse_out
 from shardmill.pipeline.run.publish import publish, signatures_in, stale_beside_shards
+from shardmill.pipeline.run.resume import holds_receipt, is_as_staged
 from shardmill.pipeline.run.schedule import make_shards
 from shardmill.pipeline.run.shard import input_bytes
 from shardmill.pipeline.run.stale import Verdict, judge
-from shardmill.pipeline.run.unchanged import fingerprint
+from shardmill.pipeline.run.unchanged import Inputs, noted
 from shardmill.pipeline.stages.job import Prepared, Settings, Watch
 from shardmill.pipeline.types import Parent
 
@@ -34,6 +37,7 @@ class Summary:
     files_written: tuple[str, ...]  # every published file that was written anew, shards included
     bytes_read: int
     kernel: str  # that encoded weights; none where none were
+    odd: tuple[str, ...] = ()  # a sentence for each tensor that holds NaN, Inf or nothing but zeros
 
     @property
     def resumed(self) -> tuple[str, ...]:
@@ -54,16 +58,16 @@ def build(
     Raises BuildError or CheckpointError, the earlier checkpoint in `out` untouched; built again, it goes on
     where it stopped.
     """
+    out = out.absolute()  # as workers of a cluster must be given it
     refuse_out(prepared.parent.folder, out)
     store = Store(out)
     store.open()
     try:
-        with FileLock(store.lock, timeout=0):
+        with locked(store.lock, out):
             return _build(prepared, store, settings, watch, begin, tell)
-    except Timeout:
-        raise BuildError(
-            f"{out}: another build is at work in it; wait until it ends, or choose another --out"
-        ) from None
+    finally:
+        for loss in losses():
+            tell(loss)
 
 
 def _build(
@@ -75,31 +79,47 @@ def _build(
     tell: Callable[[str], None],
 ) -> Summary:
     plan, parent = prepared.plan, prepared.parent
-    if store.finish_commit():
+    if store.finish_commit(tell):
         tell("finished the commit of an earlier build")
     memory = store.load()
     verdicts = _verdicts(prepared, store.out, memory, settings, tell)
     stale = [verdict for verdict in verdicts if verdict.reason]
-    resumed = {verdict.file: memory.staged[verdict.file] for verdict in stale if verdict.staged}
-    made_anew = {verdict.file for verdict in stale} - set(resumed)
+    resumed = {verdict.file for verdict in stale if verdict.staged}
+    made_anew = {verdict.file for verdict in stale} - resumed
     todo = [shard for shard in plan.shards if shard.file in made_anew]
 
     store.sweep(keep=resumed)
-    store.start(parent.stats)
     refuse_full_disk(todo, parent, store.out, settings.passthrough)
     bytes_read = sum(input_bytes(parent, shard) for shard in todo)
     begin(bytes_read)
-    receipts = resumed | make_shards(todo, prepared, store.out, settings, watch)
+    make_shards(todo, prepared, store.out, settings, watch)
+    made = _made(stale, store)
     _tell_what_goes(plan, memory, tell)
+    _tell_of_numba(settings, todo, tell)
+    judged = {verdict.file: verdict.stat for verdict in verdicts if verdict.stat}
     signed = signatures_in(store.out)
-    published = publish(prepared, store, memory, settings, receipts)
+    published = publish(prepared, store, memory, settings, made, judged)
     if gone := sorted(set(signed) - set(signatures_in(store.out))):
-        tell(f"removed {' and '.join(gone)}, of the checkpoint before; sign again: shardmill verify sign {store.out}")
-    stats = replace(
-        published.stats, fingerprint=fingerprint(prepared.inputs, store.out, published.stats, settings)
+        tell(
+            f"removed {' and '.join(gone)}, of the checkpoint before; sign again: shardmill verify sign {store.out}"
+        )
+    inputs = Inputs(prepared.inputs, prepared.began)
+    store.save(noted(inputs, published.files, store.out, published.stats, settings))
+    return Summary(
+        plan, tuple(stale), published.written, bytes_read, _kernel_name(settings, todo), published.odd
     )
-    store.save(stats)
-    return Summary(plan, tuple(stale), published.written, bytes_read, _kernel_name(settings, todo))
+
+
+def _made(stale: Sequence[Verdict], store: Store) -> dict[str, Staged]:
+    """File -> Staged, of every shard that was stale. Raises BuildError where one is not there."""
+    made = store.staged(verdict.file for verdict in stale)
+    if gone := [verdict.file for verdict in stale if verdict.file not in made]:
+        raise BuildError(
+            f"{store.staging / gone[0]}: is not there though it was made, so nothing is published; something else "
+            f"removes files there, or a worker has another folder under the name {store.out}; correct that, then "
+            f"build again"
+        )
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,26 +144,57 @@ def _verdicts(
     """One a shard. `staged`: an interrupted build has made the stale shard already, from the same parent files."""
     plan, parent = prepared.plan, prepared.parent
     verdicts = judge(plan, parent, out, memory.manifest, memory.trusted(settings.paranoid), tell)
+    staging = Store(out).staging
     return tuple(
-        replace(verdict, staged=bool(verdict.reason) and _is_resumable(shard, parent, memory))
+        replace(
+            verdict,
+            staged=bool(verdict.reason) and _is_resumable(shard, parent, memory, staging, settings, tell),
+        )
         for verdict, shard in zip(verdicts, plan.shards, strict=True)
     )
 
 
-def _is_resumable(shard: ShardPlan, parent: Parent, memory: Memory) -> bool:
+def _is_resumable(
+    shard: ShardPlan,
+    parent: Parent,
+    memory: Memory,
+    staging: Path,
+    settings: Settings,
+    tell: Callable[[str], None],
+) -> bool:
     """Whether an interrupted run has completed this very shard from the parent's files as they are."""
-    receipt = memory.staged.get(shard.file)
-    return (
-        receipt is not None
-        and (receipt.key, receipt.file_bytes) == (shard.key, shard.header.file_bytes)
-        and all(tuple(memory.started.get(file, ())) == parent.stats[file] for file in shard.inputs)
-    )
+    staged = memory.staged.get(shard.file)
+    if staged is None or (staged.receipt.key, staged.receipt.file_bytes) != (
+        shard.key,
+        shard.header.file_bytes,
+    ):
+        return False
+    if any(staged.inputs.get(file) != parent.stats[file] for file in shard.inputs):
+        return False
+    if is_as_staged(staging, staged, settings.paranoid):
+        return True
+    tell(f"reading {staging / shard.file}: its size or times are not those under which it was made")
+    if holds_receipt(staging / shard.file, shard.header, staged.receipt):
+        return True
+    tell(f"{staging / shard.file}: was damaged since it was made; it is made again")
+    return False
 
 
 def _tell_what_goes(plan: Plan, memory: Memory, tell: Callable[[str], None]) -> None:
     before = set(memory.manifest.shards) if memory.manifest else set()
     if gone := sorted(before - {shard.file for shard in plan.shards}):
         tell(f"replaces another checkpoint: {gone[0]} goes ({len(gone)} of its {len(before)} shards)")
+
+
+def _tell_of_numba(settings: Settings, todo: Sequence[ShardPlan], tell: Callable[[str], None]) -> None:
+    """Says why the slower kernel was used where numba is installed."""
+    if settings.kernel == "auto" and _kernel_name(settings, todo) == "numpy" and find_spec("numba"):
+        from shardmill.kernels.block_fp8 import why_no_numba
+
+        tell(
+            f"numba does not run here ({why_no_numba()}): numpy gave the same bytes, only slower; "
+            f"a damaged cache of numba's may be deleted"
+        )
 
 
 def _kernel_name(settings: Settings, made: Sequence[ShardPlan]) -> str:

@@ -36,7 +36,8 @@ def pin(
     for name in sorted(_locked_names(parent)):
         known = None if read_all else _downloaded_sha256(parent.folder, name)
         if known:
-            files[name] = LockedFile((parent.folder / name).stat().st_size, known)
+            header = headers[name].digest if name in headers else None
+            files[name] = LockedFile((parent.folder / name).stat().st_size, known, header=header)
         else:
             tell(f"reading {name}")
             files[name] = _locked(parent.folder / name, headers.get(name))
@@ -60,6 +61,12 @@ def hold(lock: Lock, parent: Parent, repository: str | None, revision: str | Non
         raise CheckpointError(f"{parent.folder / differing[0]}: {held}; {NOT_PINNED}")
     for name in sorted(names):
         _refuse_other(parent.folder / name, lock.files[name], read=name not in shards or paranoid)
+    for header in parent.headers:
+        pinned = lock.files[header.shard].header
+        if header.shard not in parent.replaced and pinned not in (None, header.digest):
+            raise CheckpointError(
+                f"{parent.folder / header.shard}: its header is not the pinned one ({pinned}); {NOT_PINNED}"
+            )
 
 
 def _refuse_other(path: Path, locked: LockedFile, read: bool) -> None:
@@ -92,4 +99,4 @@ def _locked(path: Path, header: Header | None) -> LockedFile:
     if header is None:
         return LockedFile(path.stat().st_size, sha256_of(path))
     sha256, tensors = sha256_and_tensors_of(path, header)
-    return LockedFile(header.file_bytes, sha256, tensors_digest(tensors))
+    return LockedFile(header.file_bytes, sha256, tensors_digest(tensors), header.digest)

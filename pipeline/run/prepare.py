@@ -10,7 +10,8 @@ from shardmill.pipeline.manifest.lock import Lock
 from shardmill.pipeline.plan.plan import make_plan
 from shardmill.pipeline.recipe.tables import Recipe
 from shardmill.pipeline.run.pin import hold
-from shardmill.pipeline.run.unchanged import plan_inputs
+from shardmill.pipeline.run.place import refuse_names
+from shardmill.pipeline.run.unchanged import inputs_now
 from shardmill.pipeline.stages import STAGES
 from shardmill.pipeline.stages.dag import Dag, arrange, unknown_options
 from shardmill.pipeline.stages.job import Checkpoint, Prepared, Products
@@ -24,16 +25,25 @@ def prepare(recipe: Recipe, folder: Path, lock: Lock | None = None, paranoid: bo
     With a `lock` the parent is held to it; `paranoid` hashes its shards for that.
     """
     dag = _dag(recipe)
-    inputs = plan_inputs(recipe, folder, lock)
+    inputs = inputs_now(recipe, folder, lock)
     if other := other_commit(folder, recipe.parent.repository, recipe.parent.revision):
         raise PlanError([other])
     recipe = _with_origin(recipe, folder)
     checkpoint = Checkpoint(recipe, folder)
     products = dag.run("checkpoint", dag.before_shards(), checkpoint, Products())
+    refuse_names((*products["parent"].carried, *(header.shard for header in products["parent"].headers)))
     if lock:
         hold(lock, products["parent"], recipe.parent.repository, recipe.parent.revision, paranoid)
     products["plan"] = make_plan(recipe, products["parent"], products["assignments"])
-    return Prepared(dag, checkpoint, products, inputs, lock, held_by_bytes=bool(lock and paranoid))
+    return Prepared(
+        dag,
+        checkpoint,
+        products,
+        inputs.digest,
+        lock,
+        held_by_bytes=bool(lock and paranoid),
+        began=inputs.began,
+    )
 
 
 def _with_origin(recipe: Recipe, folder: Path) -> Recipe:

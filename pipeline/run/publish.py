@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shardmill.pipeline.actions import Conversion, Reblock
-from shardmill.pipeline.container.files import Sink
+from shardmill.pipeline.container.files import CHUNK_BYTES, Buffers, Sink, Source
+from shardmill.pipeline.container.filesystem import stat_or_none
 from shardmill.pipeline.container.header import file_stat
+from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.digest import FILE_ALGORITHM, NO_FILE_ALGORITHM
-from shardmill.pipeline.manifest.lock import Lock, holds_tensors
+from shardmill.pipeline.manifest.lock import Lock, holds_tensors, refuse_other_sha256
 from shardmill.pipeline.manifest.records import (
     MANIFEST_FILE,
     ConversionRecord,
@@ -25,9 +27,12 @@ from shardmill.pipeline.manifest.records import (
     ShardRecord,
     manifest_algorithms,
 )
-from shardmill.pipeline.manifest.store import Memory, StatCache, Store
+from shardmill.pipeline.manifest.state import Memory, Staged, StatCache
+from shardmill.pipeline.manifest.store import Store
 from shardmill.pipeline.plan.types import Plan, ShardPlan
-from shardmill.pipeline.run.digests import chunks_of, sha256_of
+from shardmill.pipeline.run.digests import sha256_of, some_tensors_of, steadily
+from shardmill.pipeline.run.resume import holds_receipt
+from shardmill.pipeline.stages.census import words
 from shardmill.pipeline.stages.index import index_bytes
 from shardmill.pipeline.stages.job import Prepared, Products, Settings
 from shardmill.pipeline.types import (
@@ -40,7 +45,6 @@ from shardmill.pipeline.types import (
     Stat,
 )
 
-
 SIGNATURES = ("model.sig", "provenance.intoto.json")  # what `verify sign` writes
 
 
@@ -49,7 +53,18 @@ class Published:
     """What publishing came to."""
 
     written: tuple[str, ...]  # every file that was written anew
+    files: tuple[str, ...]  # every file that the manifest describes
     stats: StatCache  # of the files that the new manifest describes; no fingerprint yet
+    odd: tuple[str, ...] = ()  # a sentence for each tensor that holds NaN, Inf or nothing but zeros
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A file of the new checkpoint: its record, and the Stat under which its bytes were found to be that."""
+
+    record: FileRecord
+    stat: Stat
+    is_new: bool  # it is in the staging folder, not in place
 
 
 def publish(
@@ -57,33 +72,112 @@ def publish(
     store: Store,
     memory: Memory,
     settings: Settings,
-    made: Mapping[str, Receipt],
+    made: Mapping[str, Staged],
+    judged: Mapping[str, Stat],
 ) -> Published:
-    """Publishes the `made` shards and all that goes with them; nothing that is there already is written again."""
+    """Publishes the `made` shards and all that goes with them; nothing that is there already is written again.
+
+    judged: the stats under which the shards that are up to date were found to be so. Raises BuildError, the earlier
+    checkpoint untouched, where a file is not what it was when it was made or judged.
+    """
     plan = prepared.plan
     receipts = [_receipt(shard, made, store, memory, settings) for shard in plan.shards]
+    if settings.strict:
+        _refuse_odd(receipts)
     products = prepared.dag.run(
         "checkpoint",
         prepared.dag.after_shards(),
         prepared.checkpoint,
         Products(**prepared.products, receipts=receipts),
     )
-    files = {receipt.file: FileRecord(receipt.file_bytes, receipt.sha256) for receipt in receipts}
-    written = [shard.file for shard in plan.shards if shard.file in made]
+    placed = {receipt.file: _placed_shard(receipt, made, judged) for receipt in receipts}
     for name, data in _small_files(plan, products["index"]).items():
-        files[name] = FileRecord(len(data), hashlib.sha256(data).hexdigest())
-        written += _stage_if_new(store, name, data)
+        placed[name] = _placed_small(store, name, data)
     for name in plan.carried:
-        files[name], copied = _carry(prepared.parent, name, store, memory, settings)
-        written += copied
+        placed[name] = _carry(prepared.parent, name, store, memory, settings)
+    files = {name: each.record for name, each in placed.items()}
     manifest = _manifest(prepared, settings, files, receipts)
-    written += _stage_if_new(store, MANIFEST_FILE, manifest.to_json())
+    all_placed = {**placed, MANIFEST_FILE: _placed_small(store, MANIFEST_FILE, manifest.to_json())}
+    staged = {name: each.stat for name, each in all_placed.items() if each.is_new}
     removed = sorted(memory.published - set(files))
-    if written or removed:
+    if staged or removed:
+        _refuse_changed(all_placed, store, plan, receipts)
         removed += signatures_in(store.out)
-        store.commit(written, removed, SINGLE_FILE if plan.single else INDEX_FILE)
-    outputs = {name: file_stat(store.out / name) for name in files}
-    return Published(tuple(written), StatCache(_stats_now(prepared.parent, settings), outputs))
+        store.commit(staged, removed, SINGLE_FILE if plan.single else INDEX_FILE)
+    outputs = {
+        name: stat for name, each in placed.items() if (stat := _stat_in_place(store.out / name, each))
+    }
+    stats = StatCache(_parent_stats(prepared, store, made), outputs)
+    odd = tuple(words(name, dict(each)) for name, each in sorted(odd_values(receipts).items()))
+    return Published(tuple(staged), tuple(files), stats, odd)
+
+
+def _placed_shard(receipt: Receipt, made: Mapping[str, Staged], judged: Mapping[str, Stat]) -> Placed:
+    record = FileRecord(receipt.file_bytes, receipt.sha256)
+    if receipt.file in made:
+        return Placed(record, made[receipt.file].stat, is_new=True)
+    return Placed(record, judged[receipt.file], is_new=False)
+
+
+def _placed_small(store: Store, name: str, data: bytes) -> Placed:
+    """A file of these bytes, staged if it is not in place already."""
+    record = FileRecord(len(data), hashlib.sha256(data).hexdigest())
+    stat = stat_or_none(store.out / name)
+    if stat and _is_published(store.out / name, data):
+        return Placed(record, stat, is_new=False)
+    store.stage(name, data)
+    return Placed(record, file_stat(store.staging / name), is_new=True)
+
+
+def _refuse_changed(
+    placed: Mapping[str, Placed], store: Store, plan: Plan, receipts: Sequence[Receipt]
+) -> None:
+    """Raises BuildError where a file is gone or changed since it was made, or since it was found to be up to date."""
+    shards = {
+        shard.file: (shard.header, receipt) for shard, receipt in zip(plan.shards, receipts, strict=True)
+    }
+    for name, each in placed.items():
+        path = (store.staging if each.is_new else store.out) / name
+        if stat_or_none(path) == each.stat:
+            continue
+        if name in shards and holds_receipt(path, *shards[name]):
+            continue
+        if name not in shards and path.is_file() and sha256_of(path) == each.record.sha256:
+            continue
+        store.discard(name)
+        raise BuildError(
+            f"{path}: was changed or removed by something else while this build was at work, so nothing is "
+            f"published; stop that, then build again: only what changed is made again"
+        )
+
+
+def _stat_in_place(path: Path, placed: Placed) -> Stat | None:
+    """The Stat of a published file, where its bytes are known under it. To take its name moved a new one's ctime."""
+    now = stat_or_none(path)
+    if now is None or placed.is_new:
+        return now if now and now[:3] == placed.stat[:3] else None
+    return placed.stat
+
+
+def _parent_stats(prepared: Prepared, store: Store, made: Mapping[str, Staged]) -> dict[str, Stat]:
+    """The stats under which the parent's bytes are those of the manifest; a file that was read under two has none.
+
+    What is passed on as a hard link is the parent's own file: its commit has moved the ctime, and nothing else.
+    """
+    parent = prepared.parent
+    read: dict[str, set[Stat]] = {name: set() for name in parent.stats}
+    for staged in made.values():
+        for name, stat in staged.inputs.items():
+            read.setdefault(name, set()).add(_stat_of_link(parent.path(name), store.out / name, stat))
+    return {
+        name: found.pop() if found else parent.stats[name] for name, found in read.items() if len(found) < 2
+    }
+
+
+def _stat_of_link(source: Path, output: Path, stat: Stat) -> Stat:
+    """`stat`, or what it is now where the published file is a hard link to the parent's."""
+    now, published = stat_or_none(source), stat_or_none(output)
+    return now if now and now == published and now[:3] == stat[:3] else stat
 
 
 def signatures_in(out: Path) -> list[str]:
@@ -111,60 +205,54 @@ def _is_published(published: Path, data: bytes) -> bool:
     return published.is_file() and published.stat().st_size == len(data) and published.read_bytes() == data
 
 
-def _stage_if_new(store: Store, name: str, data: bytes) -> list[str]:
-    if _is_published(store.out / name, data):
-        return []
-    store.stage(name, data)
-    return [name]
-
-
-def _stats_now(parent: Parent, settings: Settings) -> Mapping[str, Stat]:
-    """The stats that the parent was read under. Our own hard links have moved the ctime of some, and nothing else."""
-    if settings.passthrough != "hardlink":
-        return parent.stats
-    now = {name: file_stat(parent.path(name)) for name in parent.stats}
-    return {name: now[name] if now[name][:3] == stat[:3] else stat for name, stat in parent.stats.items()}
-
-
-def _carry(
-    parent: Parent, name: str, store: Store, memory: Memory, settings: Settings
-) -> tuple[FileRecord, list[str]]:
-    """The record of a file that is passed on as it is, and its name if it had to be copied."""
-    if record := _carried_before(parent, name, store.out, memory, settings):
-        return record, []
+def _carry(parent: Parent, name: str, store: Store, memory: Memory, settings: Settings) -> Placed:
+    """A file that is passed on as it is, copied if it is not in place already."""
+    if placed := _carried_before(parent, name, store.out, memory, settings):
+        return placed
     source, staged, stat = parent.folder / name, store.staging / name, parent.stats[name]
     staged.parent.mkdir(parents=True, exist_ok=True)
     staged.unlink(missing_ok=True)
+    digest, _ = steadily(source, stat, lambda opened: _copied(opened, staged))
+    return Placed(FileRecord(stat[0], digest), file_stat(staged), is_new=True)
+
+
+def _copied(source: Source, staged: Path) -> str:
+    """Copies the file; its sha256."""
+    staged.unlink(missing_ok=True)
     digest = hashlib.sha256()
-    with Sink(staged, stat[0]) as sink:
-        for offset, chunk in chunks_of(source, stat):
+    with Sink(staged, source.stat[0]) as sink:
+        for offset, chunk in source.chunks(Buffers().get("chunk", CHUNK_BYTES), 0, source.stat[0]):
             sink.write(chunk, offset)
             digest.update(chunk)
-    return FileRecord(stat[0], digest.hexdigest()), [name]
+    return digest.hexdigest()
 
 
 def _carried_before(
     parent: Parent, name: str, out: Path, memory: Memory, settings: Settings
-) -> FileRecord | None:
-    """The record of a carried file that is in place already, the parent's own bytes."""
+) -> Placed | None:
+    """A carried file that is in place already, the parent's own bytes."""
     source, published = parent.folder / name, out / name
     record = memory.manifest.files.get(name) if memory.manifest else None
-    if record is None or not published.is_file():
+    stat = stat_or_none(published)
+    if record is None or stat is None:
         return None
     trusted = memory.trusted(settings.paranoid)
     same_source = (
-        tuple(trusted.parent.get(name, ())) == parent.stats[name] or sha256_of(source) == record.sha256
+        trusted.parent.get(name) == parent.stats[name]
+        or sha256_of(source, parent.stats[name]) == record.sha256
     )
-    same_output = tuple(trusted.output.get(name, ())) == file_stat(published)
-    return record if same_source and (same_output or sha256_of(published) == record.sha256) else None
+    same_output = trusted.output.get(name) == stat
+    if same_source and (same_output or sha256_of(published, stat) == record.sha256):
+        return Placed(record, stat, is_new=False)
+    return None
 
 
 def _receipt(
-    shard: ShardPlan, made: Mapping[str, Receipt], store: Store, memory: Memory, settings: Settings
+    shard: ShardPlan, made: Mapping[str, Staged], store: Store, memory: Memory, settings: Settings
 ) -> Receipt:
     """The shard's receipt, new or from the manifest, with its file's sha256 if that is wanted."""
     if shard.file in made:
-        receipt, folder = made[shard.file], store.staging
+        receipt, folder = made[shard.file].receipt, store.staging
     else:
         receipt, folder = _receipt_before(memory.manifest, shard), store.out
     if not settings.file_digests:
@@ -187,26 +275,42 @@ def _receipt_before(before: Manifest | None, shard: ShardPlan) -> Receipt:
         sources=record.sources,
         counts={name: conversion.counts for name, conversion in converted.items() if conversion.counts},
         repairs=tuple(repair for repair in before.repairs if repair.get("tensor") in record.tensors),
+        values={name: odd for name, odd in before.values.items() if name in record.tensors},
     )
 
 
 def _parent_verified(prepared: Prepared, receipts: Sequence[Receipt]) -> bool:
     """Whether every byte of the parent is known to be the pinned one. Raises CheckpointError where one is not."""
-    if prepared.lock is None:
+    lock, parent = prepared.lock, prepared.parent
+    if lock is None:
         return False
     digests = _input_digests(prepared.plan.shards, receipts)
+    whole = {receipt.file: receipt.sha256 for receipt in receipts if not receipt.rewritten}
     known = [
-        _is_pinned(prepared.lock, header, digests)
-        for header in prepared.parent.headers
-        if header.shard not in prepared.parent.replaced
+        _is_pinned(lock, header, digests, whole.get(header.shard), parent)
+        for header in parent.headers
+        if header.shard not in parent.replaced
     ]
-    return prepared.held_by_bytes or (all(known) and len(known) == len(prepared.parent.headers))
+    return prepared.held_by_bytes or (all(known) and len(known) == len(parent.headers))
 
 
-def _is_pinned(lock: Lock, header: Header, digests: Mapping[str, str]) -> bool:
-    """Whether all of a shard's tensors were read and are the pinned ones; raises CheckpointError where one is not."""
+def _is_pinned(
+    lock: Lock, header: Header, digests: Mapping[str, str], sha256: str | None, parent: Parent
+) -> bool:
+    """Whether a shard of the parent is the pinned one, byte for byte; raises CheckpointError where it is not.
+
+    sha256: of the whole file, where it was passed on. Tensors that nothing needed to read are read for this.
+    """
+    if sha256 is not None:
+        refuse_other_sha256(lock, header.shard, sha256)
+        return True
+    if lock.files[header.shard].tensors is None:
+        return False
+    unread = [ref for ref in header.tensors if ref.name not in digests]
     read = {ref.name: digests[ref.name] for ref in header.tensors if ref.name in digests}
-    return len(read) == len(header.tensors) and holds_tensors(lock, header.shard, read)
+    if unread:
+        read |= some_tensors_of(parent.path(header.shard), header, unread, parent.stats[header.shard])
+    return holds_tensors(lock, header.shard, read)
 
 
 def _input_digests(shards: Sequence[ShardPlan], receipts: Sequence[Receipt]) -> dict[str, str]:
@@ -247,7 +351,7 @@ def _manifest(
             name: ConversionRecord(
                 family,
                 action.numerics,
-                (action.block.rows, action.block.cols),
+                plan.units[name],
                 counts.get(name, {}),
                 _source_block(action),
             )
@@ -257,4 +361,20 @@ def _manifest(
         dropped=plan.dropped,
         renamed=plan.renamed,
         repairs=(*plan.repairs, *(repair for receipt in receipts for repair in receipt.repairs)),
+        values=odd_values(receipts),
     )
+
+
+def odd_values(receipts: Sequence[Receipt]) -> dict[str, Mapping[str, int]]:
+    """Output tensor -> NaN, Inf and zeros that it holds, of those that hold any."""
+    return {name: odd for receipt in receipts for name, odd in receipt.values.items()}
+
+
+def _refuse_odd(receipts: Sequence[Receipt]) -> None:
+    """Raises BuildError where a strict build has NaN, Inf, a matrix of zeros or an empty tensor."""
+    if found := odd_values(receipts):
+        name = min(found)
+        raise BuildError(
+            f"{words(name, dict(found[name]))} (one of {len(found)} such tensors), and the build is strict; fix the "
+            f"parent checkpoint, or leave --strict out"
+        )

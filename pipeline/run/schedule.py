@@ -161,7 +161,7 @@ def on_cluster(tasks: Mapping[str, ShardTask], address: str, watch: Watch) -> di
     try:
         from distributed import Client, KilledWorker, as_completed
     except ImportError:
-        raise BuildError("--scheduler needs dask.distributed; install shardmill[cluster]") from None
+        raise BuildError("--scheduler needs dask.distributed; pip install distributed") from None
     try:
         client = Client(address, timeout=_CONNECT_SECONDS, set_as_default=False)
     except (OSError, ValueError) as error:

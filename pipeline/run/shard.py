@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from shardmill.pipeline.container.files import Sink, Source
+from shardmill.pipeline.container.filesystem import replace
+from shardmill.pipeline.container.header import file_stat, read_header
+from shardmill.pipeline.errors import CheckpointError
 from shardmill.pipeline.manifest.records import Receipt
+from shardmill.pipeline.manifest.state import Staged
 from shardmill.pipeline.manifest.store import Store
 from shardmill.pipeline.plan.types import ShardPlan
+from shardmill.pipeline.run.digests import steadily, tensors_in
 from shardmill.pipeline.stages import STAGES
 from shardmill.pipeline.stages.dag import arrange
 from shardmill.pipeline.stages.job import Products, Settings, ShardJob, Watch, Worker
-from shardmill.pipeline.types import Parent, Stat
+from shardmill.pipeline.types import Parent, Stat, TensorRef
+
+_NAME_SHOWN = 48  # letters of a file's name, in that under which it is made
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +53,10 @@ class ShardTask:
 
 @dataclass(frozen=True, slots=True)
 class StagedShard:
-    """A shard whose bytes are all written, but may not be on the disk yet. It must be settled."""
+    """A shard whose bytes are all written, but may not be on the disk yet. It must be finished."""
 
     receipt: Receipt
+    inputs: Mapping[str, Stat]  # the parent's files that it was made from, as they were then
     path: Path  # in the staging folder, under a name that no other staged has
     whole: Path  # its place there once it is on the disk
     file: ExitStack  # holds it open; to close it is to wait for the disk
@@ -63,11 +71,10 @@ def fill(task: ShardTask, watch: Watch, worker: Worker) -> StagedShard:
     """Runs the shard stages of the DAG over one shard. The caller finishes the StagedShard, which holds a file open."""
     store, dag = Store(task.out), arrange(task.dag_needs, STAGES)
     whole = store.staging / task.plan.file
-    staged = whole.with_name(f"{whole.name}.{secrets.token_hex(4)}")
-    linked = task.settings.passthrough == "hardlink"
+    staged = whole.with_name(f"{whole.name[:_NAME_SHOWN]}.{secrets.token_hex(4)}")
     with ExitStack() as written, ExitStack() as read:
         opened = {
-            shard: (read.enter_context(Source(each.path, each.stat, linked, task.once)), each.data_begin)
+            shard: (read.enter_context(Source(each.path, each.stat, task.once)), each.data_begin)
             for shard, each in zip(task.plan.inputs, task.inputs, strict=True)
         }
         sink = written.enter_context(Sink(staged, task.plan.header.file_bytes, task.once))
@@ -77,18 +84,50 @@ def fill(task: ShardTask, watch: Watch, worker: Worker) -> StagedShard:
         job = ShardJob(task.plan, source, sink, task.settings, worker, watch, data_begin, opened)
         products = dag.run("shard", dag.of_shards(), job, Products(pieces=task.plan.pieces))
         read.close()  # which tells of a source that changed, before the sink is let go
-        return StagedShard(products["receipt"], staged, whole, written.pop_all())
+        receipt = products["receipt"]
+        stats = {shard: _proven(shard, *opened[shard], task.plan, receipt) for shard in opened}
+        return StagedShard(receipt, stats, staged, whole, written.pop_all())
+
+
+def _proven(shard: str, source: Source, data_begin: int, plan: ShardPlan, receipt: Receipt) -> Stat:
+    """The Stat under which an input's bytes are those that the receipt tells of.
+
+    Where its ctime alone moved since its header was read, what was read of it is read again, header included. Raises
+    CheckpointError where that is another now.
+    """
+    if not source.retouched:
+        return source.stat
+    wanted = {ref: digest for ref, digest in _read_from(plan, receipt) if ref.shard == shard}
+    found, stat = steadily(source.path, source.stat, lambda again: tensors_in(again, data_begin, wanted))
+    declared = set(read_header(source.path, shard).tensors)
+    if changed := [
+        ref.name for ref, digest in wanted.items() if found[ref.name] != digest or ref not in declared
+    ]:
+        raise CheckpointError(
+            f"{source.path}: {changed[0]} changed while it was read; let its writer finish, then build again"
+        )
+    return stat
+
+
+def _read_from(plan: ShardPlan, receipt: Receipt) -> Iterator[tuple[TensorRef, str]]:
+    """The parent's tensors that a shard was made from, each with its digest."""
+    for piece in plan.pieces:
+        if piece.part == "bytes":
+            yield piece.source, receipt.tensors[piece.ref.name]
+        for ref in (piece.source, piece.scales, *piece.reads):
+            if ref is not None and ref.name in receipt.sources:
+                yield ref, receipt.sources[ref.name]
 
 
 def finish_shard(staged: StagedShard, task: ShardTask) -> Receipt:
     """Waits for the disk; the shard's file and receipt are there when this returns.
 
     The file gets its name when it is whole: a worker of a cluster that was given up for dead may be at the same shard
-    still, and no receipt may ever stand beside a file that is half made.
+    still, and no receipt may ever be beside a file that is half made.
     """
     staged.file.close()
-    staged.path.replace(staged.whole)
-    Store(task.out).keep_receipt(staged.receipt)
+    replace(staged.path, staged.whole)
+    Store(task.out).keep_receipt(Staged(staged.receipt, file_stat(staged.whole), staged.inputs))
     return staged.receipt
 
 

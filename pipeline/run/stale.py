@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardmill.pipeline.actions import Copy, Drop, Reblock, Rename, converted
-from shardmill.pipeline.container.header import file_stat, read_header
+from shardmill.pipeline.container.filesystem import stat_or_none
+from shardmill.pipeline.container.header import read_header
 from shardmill.pipeline.errors import CheckpointError
 from shardmill.pipeline.manifest.records import ConversionRecord, Manifest, ShardRecord
-from shardmill.pipeline.manifest.store import StatCache
+from shardmill.pipeline.manifest.state import StatCache
 from shardmill.pipeline.plan.keys import former_shard_key
 from shardmill.pipeline.plan.types import Plan, ShardPlan
 from shardmill.pipeline.run.digests import tensors_of
-from shardmill.pipeline.types import SCALE_SUFFIXES, BlockShape, Header, Parent
+from shardmill.pipeline.types import SCALE_SUFFIXES, BlockShape, Header, Parent, Stat
 
 Digests = Mapping[str, str]
 _READ = "changed"  # the words for a tensor that goes into others: scales that are consumed, halves that are reconciled
@@ -31,6 +32,7 @@ class Verdict:
     file: str
     reason: str | None
     staged: bool = False  # a build that did not come to publish it has made it; run knows
+    stat: Stat | None = None  # of the published file, under which it was found to be up to date
 
 
 def judge(
@@ -44,10 +46,7 @@ def judge(
     """One Verdict a shard of the plan. `tell` hears of each file that has to be read to know."""
     headers = {header.shard: header for header in parent.headers}
     verdicts = tuple(
-        Verdict(
-            shard.file,
-            _reason(shard, [headers[file] for file in shard.inputs], plan, parent, out, manifest, seen, tell),
-        )
+        _verdict(shard, [headers[file] for file in shard.inputs], plan, parent, out, manifest, seen, tell)
         for shard in plan.shards
     )
     if taken_over := [
@@ -62,7 +61,7 @@ def judge(
     return verdicts
 
 
-def _reason(
+def _verdict(
     shard: ShardPlan,
     sources: Sequence[Header],
     plan: Plan,
@@ -71,39 +70,51 @@ def _reason(
     manifest: Manifest | None,
     seen: StatCache,
     tell: Callable[[str], None],
+) -> Verdict:
+    stat = stat_or_none(out / shard.file)
+    reason = _reason(shard, sources, plan, parent, out, stat, manifest, seen, tell)
+    return Verdict(shard.file, reason, stat=None if reason else stat)
+
+
+def _reason(
+    shard: ShardPlan,
+    sources: Sequence[Header],
+    plan: Plan,
+    parent: Parent,
+    out: Path,
+    stat: Stat | None,
+    manifest: Manifest | None,
+    seen: StatCache,
+    tell: Callable[[str], None],
 ) -> str | None:
     if manifest is None:
         return "it was not built yet"
-    if shard.file not in manifest.shards:
+    if shard.file not in manifest.shards or shard.file not in manifest.files:
         return "the checkpoint built before does not have it"
     if not _key_proves_it(shard, sources[0], manifest.shards[shard.file]):
         return _what_changed(shard, sources[0], plan, manifest)
     output = out / shard.file
-    if not output.exists():
+    if stat is None:
         return f"it is missing from {out}"
     for source in sources:
-        if _stat(seen.parent, source.shard) != parent.stats[source.shard]:
+        if seen.parent.get(source.shard) != parent.stats[source.shard]:
             tell(f"reading the parent's {source.shard}: its size or times are not those seen last")
-            found = tensors_of(parent.path(source.shard), source)
+            found = tensors_of(parent.path(source.shard), source, parent.stats[source.shard])
             before = {name: manifest.input_digest(shard.file, name) for name in found}
             if changed := [name for name in found if before[name] not in (found[name], None)]:
                 return f"the parent's {source.shard} changed: {_and_more(changed)}"
-    if _stat(seen.output, shard.file) != file_stat(output):
+    if seen.output.get(shard.file) != stat:
         tell(f"reading {output}: its size or times are not those seen last")
-        if output.stat().st_size != shard.header.file_bytes:
-            return f"it has {output.stat().st_size} bytes in {out} where {shard.header.file_bytes} were built"
-        if not _holds(output, shard.header, manifest.shards[shard.file].tensors):
+        if stat[0] != shard.header.file_bytes:
+            return f"it has {stat[0]} bytes in {out} where {shard.header.file_bytes} were built"
+        if not _holds(output, shard.header, manifest.shards[shard.file].tensors, stat):
             return f"its bytes in {out} are not those that were built"
     return None
 
 
-def _stat(seen: Mapping[str, Iterable[int]], file: str) -> tuple[int, ...] | None:
-    return tuple(seen[file]) if file in seen else None
-
-
-def _holds(path: Path, header: Header, tensors: Digests) -> bool:
+def _holds(path: Path, header: Header, tensors: Digests, stat: Stat) -> bool:
     """Whether the file has the planned header and data of these digests."""
-    return _has_header(path, header) and tensors_of(path, header) == tensors
+    return _has_header(path, header) and tensors_of(path, header, stat) == tensors
 
 
 def _has_header(path: Path, header: Header) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardmill.pipeline.stages.classify import classify
+from shardmill.pipeline.stages.convert import convert
 from shardmill.pipeline.stages.dag import Stage
 from shardmill.pipeline.stages.dequantize import dequantize
 from shardmill.pipeline.stages.index import index
@@ -27,11 +28,12 @@ STAGES: Mapping[str, Stage] = {
     "quantize": Stage(quantize, consumes=("pieces",), produces="codes", scope="shard"),
     "scales": Stage(scales, consumes=("codes",), produces="scales", scope="shard"),
     "dequantize": Stage(dequantize, consumes=("pieces",), produces="values", scope="shard"),
+    "convert": Stage(convert, consumes=("pieces",), produces="converted", scope="shard"),
     "reconcile": Stage(reconcile, consumes=("pieces",), produces="repairs", scope="shard"),
     "rewrite": Stage(
         rewrite,
         consumes=("pieces", "codes", "scales"),
-        accepts=("values", "repairs"),
+        accepts=("values", "repairs", "converted"),
         produces="receipt",
         scope="shard",
     ),

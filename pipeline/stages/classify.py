@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardmill.kernels.block_fp8 import RECIPES
-from shardmill.pipeline.actions import ACTIONS
-from shardmill.pipeline.errors import PlanError
+from shardmill.pipeline.actions import ACTIONS, Action
+from shardmill.pipeline.errors import PlanError, RecipeError
 from shardmill.pipeline.plan.mismatch import mismatch
-from shardmill.pipeline.plan.profiles import PROFILES
+from shardmill.pipeline.plan.profiles import PROFILES, Profile
 from shardmill.pipeline.plan.types import Assignment
 from shardmill.pipeline.recipe.globs import GlobSet, filled, fused_instances, nearest
 from shardmill.pipeline.recipe.tables import Family, Fused, Parallel, Recipe
 from shardmill.pipeline.stages.job import Checkpoint
+from shardmill.pipeline.stages.pairs import torn_pairs
 from shardmill.pipeline.types import Parent, TensorRef
 
 _SHOWN = 5  # problems of one kind that are listed
@@ -28,7 +29,11 @@ def classify(checkpoint: Checkpoint, parent: Parent) -> tuple[Assignment, ...]:
     """One Assignment a tensor, in the parent's order. Raises PlanError with every problem found."""
     recipe = checkpoint.recipe
     families = {family.name: family for family in recipe.family}
-    suffix = PROFILES[recipe.output.profile].scale_suffix
+    profile = PROFILES.get(recipe.output.profile)
+    if profile is None:
+        choices = ", ".join(sorted(PROFILES))
+        said = f"{recipe.output.profile!r} is no profile; choose from {choices}"
+        raise RecipeError([recipe.problem_at(("output", "profile"), said)])
     rows = _rows(recipe)
     globs = GlobSet([row.glob for row in rows])
     matched = {name: globs.matches(name) for name in parent.tensors}
@@ -45,11 +50,12 @@ def classify(checkpoint: Checkpoint, parent: Parent) -> tuple[Assignment, ...]:
     for ref in parent.tensors.values():
         owner = owners[ref.name]
         if len(owner) == 1:
-            assignments.append(_assigned(ref, families[owner[0]], suffix, parent))
+            assignments.append(_assigned(ref, families[owner[0]], profile, parent))
     problems += _capped(_ambiguities(owners), "tensors without exactly one family")
     problems += _counts(recipe.family, assignments)
     problems += _capped(_split_twice(rows, matched), "weights that two [[parallel]] tables match")
     problems += _capped(_unfit(assignments, parent), "tensors that cannot be converted")
+    problems += _capped(torn_pairs(assignments, parent.tensors), "tensors without what they belong to")
     problems += _capped(_orphans(families, assignments), "scales that would be consumed")
     grouped = {name for name, at in matched.items() if any(owner_of[place] is None for place in at)}
     problems += _uneven(
@@ -57,7 +63,21 @@ def classify(checkpoint: Checkpoint, parent: Parent) -> tuple[Assignment, ...]:
     )
     if problems:
         raise PlanError(problems)
-    return tuple(assignments)
+    return tuple(_with_partners(assignments, recipe.fused))
+
+
+def _with_partners(assignments: Sequence[Assignment], groups: Sequence[Fused]) -> Iterable[Assignment]:
+    """Weights of a format that is surveyed read their fused group: one number must hold for all of it."""
+    surveyed = {each.source.name: each for each in assignments if each.action.surveys}
+    partners: dict[str, list[TensorRef]] = {}
+    for group in groups if surveyed else ():
+        for present in fused_instances(group.globs(), surveyed).values():
+            for name in present.values():
+                others = [surveyed[other] for other in present.values() if other != name]
+                partners[name] = [ref for other in others for ref in (other.source, *other.reads)]
+    for each in assignments:
+        more = partners.get(each.source.name, [])
+        yield replace(each, reads=(*each.reads, *more)) if more else each
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +102,8 @@ def _rows(recipe: Recipe) -> list[_Row]:
     ]
 
 
-def _assigned(ref: TensorRef, family: Family, scale_suffix: str, parent: Parent) -> Assignment:
-    action = family.action_for(ref, scale_suffix)
+def _assigned(ref: TensorRef, family: Family, profile: Profile, parent: Parent) -> Assignment:
+    action = family.action_for(ref, profile.scale_suffix, profile.name)
     tensors = parent.tensors
     return Assignment(ref, family.name, action, action.scales(ref, tensors), action.reads(ref, tensors))
 
@@ -146,8 +166,13 @@ def _counts(families: Sequence[Family], assignments: Sequence[Assignment]) -> li
 
 def _unfit(assignments: Sequence[Assignment], parent: Parent) -> Iterable[str]:
     families = {each.source.name: each.family for each in assignments}
+    actions = {each.source.name: each.action for each in assignments}
     for each in assignments:
-        reason = each.action.why_unfit(each.source, parent.tensors) or _why_scales_stay(each, families)
+        reason = (
+            each.action.why_unfit(each.source, parent.tensors)
+            or _why_scales_stay(each, families)
+            or _why_scales_collide(each, actions)
+        )
         if reason:
             yield f"{each.source.name} in {each.source.shard}: {reason}"
 
@@ -161,9 +186,18 @@ def _why_scales_stay(each: Assignment, families: Mapping[str, str]) -> str | Non
     )
 
 
+def _why_scales_collide(each: Assignment, actions: Mapping[str, Action]) -> str | None:
+    """New scales must not get the name of a tensor that the parent has and the child keeps."""
+    for name, _, _, part in each.action.outputs(each.source) if each.action.encodes else ():
+        if part == "scales" and name in actions and actions[name].kind == "copy":
+            return f"the parent holds {name} already; keep both, or drop the scale"
+    return None
+
+
 def _orphans(families: Mapping[str, Family], assignments: Sequence[Assignment]) -> Iterable[str]:
     """Scales in a family that consumes them, whose weight is elsewhere and would be left without."""
     read = {each.scales.name for each in assignments if each.scales}
+    read |= {ref.name for each in assignments for ref in each.reads}
     consuming = {name for name, family in families.items() if ACTIONS[family.action].consumes_scales}
     for each in assignments:
         name = each.source.name

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from graphlib import CycleError, TopologicalSorter
+from itertools import combinations
 from typing import Any, Literal, TypeVar, cast
 
 from shardmill.pipeline.errors import RecipeError
@@ -129,6 +130,7 @@ def arrange(
         for product in wanted_products
         if product not in made
     ]
+    problems += _unordered(named, table)
     dag = Dag(order, named, table)
     late = set(dag.after_shards())
     problems += [
@@ -140,6 +142,37 @@ def arrange(
     if problems:
         raise RecipeError(problems)
     return dag
+
+
+def _ancestors(named: Mapping[str, tuple[str, ...]]) -> dict[str, set[str]]:
+    """Stage -> all that it needs, and what these need in turn."""
+    found: dict[str, set[str]] = {}
+    for name in TopologicalSorter(named).static_order():
+        found[name] = set(named[name]).union(*(found[need] for need in named[name]))
+    return found
+
+
+def _unordered(named: Mapping[str, tuple[str, ...]], table: Mapping[str, Stage]) -> Iterable[str]:
+    """Products that two stages make without an order, or that a stage would get in another state than the run uses."""
+    above = _ancestors(named)
+    makers: dict[str, list[str]] = {}
+    for name in named:
+        makers.setdefault(table[name].produces, []).append(name)
+    for product, names in makers.items():
+        if len(names) < 2:
+            continue
+        for one, other in combinations(names, 2):
+            if one not in above[other] and other not in above[one]:
+                yield f"stages {one!r} and {other!r} both make {product!r}, in no order"
+        for name in named:
+            if product not in table[name].consumes or name in names:
+                continue
+            for maker in names:
+                if maker not in above[name]:
+                    yield (
+                        f"stage {name!r} consumes {product!r}, which {maker!r} makes anew; add {maker!r} to its needs, "
+                        f"or remove that stage"
+                    )
 
 
 def _makers(product: str, table: Mapping[str, Stage]) -> str:

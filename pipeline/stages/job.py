@@ -39,6 +39,7 @@ class Settings:
     file_digests: bool = True  # sha256 of every output file
     passthrough: Passthrough = "copy"
     paranoid: bool = False  # believe no stat, hash everything again
+    strict: bool = False  # refuse NaN, Inf, matrices of zeros and empty tensors
     scheduler: str | None = (
         None  # address of a dask.distributed scheduler; without one, threads of this process
     )
@@ -98,6 +99,7 @@ class Quantized:
     codes_digest: str
     source_digest: str
     counts: Mapping[str, int]
+    is_zero: bool = False  # every weight is zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,7 @@ class Decoded:
     digest: str
     sources: Mapping[str, str]  # parent tensor that it was made from -> digest
     repair: Mapping[str, Any] | None = None  # what the manifest tells of it, where it is a repair
+    counts: Mapping[str, int] | None = None  # what was counted of the weight that it is the main part of
 
 
 class Products(TypedDict, total=False):
@@ -119,6 +122,7 @@ class Products(TypedDict, total=False):
     codes: dict[str, Quantized]  # weight -> what `quantize` made of it
     scales: dict[str, bytes]  # scale tensor -> its data
     values: dict[str, Decoded]  # output tensor -> what `dequantize` made
+    converted: dict[str, Decoded]  # output tensor -> what `convert` made
     repairs: dict[str, Decoded]  # output tensor -> what `reconcile` made
     receipt: Receipt  # of one shard
     receipts: Sequence[Receipt]  # in the order of the plan
@@ -145,6 +149,7 @@ class Prepared:
     )
     lock: Lock | None = None  # what the parent is held to
     held_by_bytes: bool = False  # every file of the parent was hashed and is the pinned one
+    began: int = 0  # nanoseconds: when the stats of what the plan was made from were taken
 
     @property
     def parent(self) -> Parent:

@@ -46,6 +46,7 @@ def _quantized(job: ShardJob, piece: Piece) -> Quantized:
     codes_hash, source_hash, counts = TensorHash(), TensorHash(), Counter[str]()
     source_place = job.source_data_begin + source.begin
     codes_place = job.plan.header.data_begin + piece.ref.begin
+    is_zero = True
     for row in range(0, R, strip_rows):
         rows = min(strip_rows, R - row)
         strip, codes = strip_buffer[: rows * C * item], codes_buffer[: rows * C]
@@ -57,10 +58,12 @@ def _quantized(job: ShardJob, piece: Piece) -> Quantized:
             counts.update(encode(_matrix(strip, source.dtype, rows, C), _matrix(codes, "U8", rows, C), grid))
         except NonFinite as fault:
             raise _not_finite(source, row, fault) from None
+        # A block of zeros has the scale 1; only where all have it are the codes looked at.
+        is_zero = is_zero and bool((grid == 1).all()) and not (np.frombuffer(codes, np.uint8) & 0x7F).any()
         codes_hash.update(codes)
         job.sink.write(codes, codes_place + row * C)
         job.watch.done(len(strip))
-    return Quantized(scales, codes_hash.hexdigest(), source_hash.hexdigest(), dict(counts))
+    return Quantized(scales, codes_hash.hexdigest(), source_hash.hexdigest(), dict(counts), is_zero)
 
 
 def _encoder(job: ShardJob, action: QuantizeBlock) -> BlockEncoder:

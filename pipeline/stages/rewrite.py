@@ -17,9 +17,11 @@ from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.digest import TensorHash, TensorSplitter
 from shardmill.pipeline.manifest.records import Receipt
 from shardmill.pipeline.plan.types import Piece
+from shardmill.pipeline.stages.census import Census
 from shardmill.pipeline.stages.job import Decoded, Quantized, ShardJob
 
 Digests = dict[str, str]
+Odd = dict[str, dict[str, int]]
 
 
 class _NoHash:
@@ -46,10 +48,11 @@ def rewrite(
         **{name: quantized.codes_digest for name, quantized in codes.items()},
         **{name: decoded.digest for name, decoded in made.items()},
     }
+    odd: Odd = {name: {"zero": 1} for name, quantized in codes.items() if quantized.is_zero}
     digests = (
-        _rewritten(job, pieces, file_hash, placed, scales)
+        _rewritten(job, pieces, file_hash, placed, scales, odd)
         if job.plan.rewritten
-        else _passed_on(job, file_hash)
+        else _passed_on(job, file_hash, odd)
     )
     sources = {name: quantized.source_digest for name, quantized in codes.items()}
     for decoded in made.values():
@@ -62,15 +65,24 @@ def rewrite(
         sha256=file_hash.hexdigest(),
         tensors=digests,
         sources=sources,
-        counts={name: quantized.counts for name, quantized in codes.items() if quantized.counts},
+        counts={
+            **{name: quantized.counts for name, quantized in codes.items() if quantized.counts},
+            **{name: decoded.counts for name, decoded in made.items() if decoded.counts},
+        },
         repairs=tuple(decoded.repair for decoded in made.values() if decoded.repair),
+        values=odd,
     )
 
 
 def _rewritten(
-    job: ShardJob, pieces: Sequence[Piece], file_hash: Any, placed: Digests, scales: Mapping[str, bytes]
+    job: ShardJob,
+    pieces: Sequence[Piece],
+    file_hash: Any,
+    placed: Digests,
+    scales: Mapping[str, bytes],
+    odd: Odd,
 ) -> Digests:
-    """`placed`: digests of the tensors whose bytes earlier stages put into the sink."""
+    """`placed`: digests of the tensors whose bytes earlier stages put into the sink. `odd` gains what copies hold."""
     digests: Digests = {}
     head = header_bytes(job.plan.header)
     job.sink.write(head, 0)
@@ -78,7 +90,7 @@ def _rewritten(
     for run in _runs(pieces):
         name = run[0].ref.name
         if run[0].part == "bytes":
-            digests.update(_copy_run(job, run, file_hash))
+            digests.update(_copy_run(job, run, file_hash, odd))
         elif name in placed:
             digests[name] = _read_back(job, run[0], placed[name], file_hash)
         else:
@@ -99,15 +111,18 @@ def _runs(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
         yield run
 
 
-def _copy_run(job: ShardJob, run: Sequence[Piece], file_hash: Any) -> Digests:
+def _copy_run(job: ShardJob, run: Sequence[Piece], file_hash: Any, odd: Odd) -> Digests:
     shift = job.plan.header.data_begin + run[0].ref.begin - (job.source_data_begin + run[0].source.begin)
     begin, end = job.source_data_begin + run[0].source.begin, job.source_data_begin + run[-1].source.end
     splitter = TensorSplitter([(piece.ref.name, piece.ref.bytes) for piece in run])
+    census = Census([piece.ref for piece in run])
     for offset, chunk in job.source.chunks(job.worker.buffers.get("chunk", CHUNK_BYTES), begin, end):
         job.sink.write(chunk, offset + shift)
         file_hash.update(chunk)
         splitter.update(chunk)
+        census.update(chunk)
         job.watch.done(len(chunk))
+    odd.update(census.found())
     return splitter.digests()
 
 
@@ -136,7 +151,7 @@ def _read_back(job: ShardJob, piece: Piece, digest: str, file_hash: Any) -> str:
     return digest
 
 
-def _passed_on(job: ShardJob, file_hash: Any) -> Digests:
+def _passed_on(job: ShardJob, file_hash: Any, odd: Odd) -> Digests:
     """The parent's file, whole: shared extents where asked for and possible, else a copy; hashed in either case."""
     size = job.plan.header.file_bytes
     shared = job.sink.share(job.source, job.settings.passthrough)
@@ -144,6 +159,7 @@ def _passed_on(job: ShardJob, file_hash: Any) -> Digests:
         job.sink.reserve()
     buffer = job.worker.buffers.get("chunk", CHUNK_BYTES)
     splitter = TensorSplitter([(ref.name, ref.bytes) for ref in job.plan.header.tensors])
+    census = Census(job.plan.header.tensors)
     for begin, end in ((0, job.source_data_begin), (job.source_data_begin, size)):
         for offset, chunk in job.source.chunks(buffer, begin, end):
             if not shared:
@@ -151,5 +167,7 @@ def _passed_on(job: ShardJob, file_hash: Any) -> Digests:
             file_hash.update(chunk)
             if begin:
                 splitter.update(chunk)
+                census.update(chunk)
             job.watch.done(len(chunk))
+    odd.update(census.found())
     return splitter.digests()

@@ -22,6 +22,8 @@ from shardmill.pipeline.types import CONFIG_FILE, INDEX_FILE, README_FILE, SINGL
 _INDEX_BYTES_MAX = 1 << 28
 _CARD_BYTES_MAX = 1 << 18  # a model card's front matter is at its start
 
+_HF_QUANT = "hf_quant_config.json"
+
 
 def scan(checkpoint: Checkpoint) -> Parent:
     """Reads the Parent. Raises CheckpointError where its files are missing or contradict each other.
@@ -110,7 +112,18 @@ def _text(path: Path) -> str:
 def _config(folder: Path) -> dict[str, Any]:
     if not (folder / CONFIG_FILE).exists():
         raise CheckpointError(f"{folder}: {CONFIG_FILE} is missing; loaders require it, fetch it")
-    return _json_object(folder / CONFIG_FILE)
+    config = _json_object(folder / CONFIG_FILE)
+    if "quantization_config" not in config and (folder / _HF_QUANT).exists():
+        return {**config, "quantization_config": _as_modelopt(_json_object(folder / _HF_QUANT))}
+    return config
+
+
+def _as_modelopt(stated: Mapping[str, Any]) -> dict[str, Any]:
+    """What hf_quant_config.json says, as ModelOpt puts it into config.json today: older checkpoints have it alone."""
+    listed = stated.get("quantization")
+    said = dict(listed) if isinstance(listed, dict) else {}
+    ignored = said.pop("exclude_modules", None)
+    return {"quant_method": "modelopt", **said, "ignore": ignored if isinstance(ignored, list) else []}
 
 
 def _owners(headers: tuple[Header, ...]) -> dict[str, str]:

@@ -41,6 +41,13 @@ SAMPLES: Mapping[str, tuple[Any, Any]] = {
     "numerics": ("some/1", "some/2"),
     "scale_suffix": ("_scale_inv", "_scale"),
     "to": ("b.weight", "c.weight"),
+    "scale_axes": (2, 4),
+    "profile": ("fp8", "modelopt"),
+    "source": ("mxfp4", "nvfp4"),
+    "group": (32, 128),
+    "lossless": (False, True),
+    "transposed": (False, True),
+    "unstack": (False, True),
 }
 FIELDS = [(action, field.name) for action in ACTIONS.values() for field in fields(action)]
 SOURCE = lay_out([("a.weight", "BF16", (8, 8))], "one.safetensors", {})

@@ -372,6 +372,7 @@ def test_config_json_is_the_parents_with_one_entry_a_quantized_linear(built: Pat
         "quant_method": "modelopt",
         "quantized_layers": layers,
     }
+    assert child.pop("torch_dtype") == "bfloat16", "the parent states none, and loaders would guess"
     assert child == {key: value for key, value in CONFIG.items() if key != "quantization_config"}
     assert "naïve ☃" in text
 

@@ -150,8 +150,8 @@ def test_an_added_stage_runs_in_its_place(
     assert codes == ["model.layers.0.attn.k.weight", "model.layers.0.attn.q.weight"]
     assert scales == [f"{name}_scale_inv" for name in codes]
     made = published(tmp_path / "out")
-    assert {name for name in made if made[name] != reference[name]} == {MANIFEST}, (
-        "it holds the recipe's text"
+    assert {name for name in made if made[name] != reference[name]} == {MANIFEST, "README.md"}, (
+        "they hold the recipe's text, and the plan key, which the order of the stages is in"
     )
 
 

@@ -127,8 +127,8 @@ def test_no_byte_of_a_manifest_can_change_unseen(manifest: Manifest, data: st.Da
 
 def test_a_receipt_reads_back_as_it_was_written() -> None:
     receipt = Receipt("a", "k", True, 3, None, {"t": "d"}, {"s": "e"}, {"t": {"blocks": 2}}, ({"x": 1},))
-    assert Receipt.from_json(receipt.to_json()) == receipt
-    assert Receipt.from_json(replace(receipt, sha256="00", repairs=()).to_json()).sha256 == "00"
+    assert Receipt.parse(json.loads(canonical(receipt.as_json()))) == receipt
+    assert Receipt.parse(replace(receipt, sha256="00", repairs=()).as_json()).sha256 == "00"
 
 
 @pytest.mark.parametrize("value", [1.0, {"a": [0.5]}, (float("nan"),), {"a": {"b": (1, 2.0)}}])

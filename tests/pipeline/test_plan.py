@@ -54,7 +54,9 @@ def real() -> Parent:
     """The real parent as its headers declare it; no file stands behind it."""
     size = SIZES["headers"]
     headers = tuple(toy_headers(size))
-    stats = {header.shard: (header.file_bytes, 0, 0, 0) for header in headers}
+    stats = {header.shard: (header.file_bytes, 0, 0, 0) for header in headers} | {
+        "tokenizer.json": (9, 0, 0, 0)
+    }
     return Parent(
         Path("/nowhere"), headers, stats, config(size.dimensions), ("tokenizer.json",), {}, single=False
     )

@@ -8,9 +8,8 @@ import pytest
 
 from shardmill.pipeline.actions import ACTIONS
 from shardmill.pipeline.errors import RecipeError
-from shardmill.pipeline.plan.profiles import PROFILES
 from shardmill.pipeline.recipe.read import load
-from shardmill.pipeline.recipe.tables import Recipe, standard_stages
+from shardmill.pipeline.recipe.tables import standard_stages
 from tests.pipeline.conftest import ROOT
 from tests.pipeline.parents import RECIPE, STAGED, write_recipe
 
@@ -86,7 +85,6 @@ def test_all_problems_are_told_at_once_each_with_its_line(tmp_path: Path) -> Non
         ('match = "model.layers.*.attn.{q,k}.weight"', "match = []", "match", "at least 1 item"),
         ('axis = "rows"', 'axis = "depth"', "axis", "'rows'"),
         ('alias = "draft', 'nick = "draft', "[[alias]]", "the key 'alias' is missing"),
-        ("tensor_parallel = [1, 2]", 'profile = "gguf"', "profile", "modelopt-mixed"),
     ],
 )
 def test_what_is_not_understood_is_refused_at_its_line(
@@ -170,11 +168,6 @@ def test_a_recipe_that_extends_itself_is_refused(tmp_path: Path) -> None:
 def test_an_extended_recipe_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"nowhere\.toml: cannot be read"):
         load(write_recipe(tmp_path, 'extends = "nowhere.toml"\n'))
-
-
-def test_the_profiles_a_recipe_may_name_are_those_there_are() -> None:
-    allowed = Recipe.model_fields["output"].annotation.model_fields["profile"].annotation.__args__
-    assert set(allowed) == set(PROFILES)
 
 
 # ---- keys that an action doesn't know ---------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import torch
 
 from shardmill.kernels import kv_row
 
-HEADS, TOPK, PAGE = 2, 128, 64
+HEADS, TOPK, PAGE, CONTEXT = 2, 128, 64, 5000
 SCALE = 0.05
 
 
@@ -44,19 +44,35 @@ class State:
     calls: list = field(default_factory=list)
     rope: int = 0
     decode_ranks: int = 1
+    kv_cache_dtype: str = "fp8_ds_mla"
+    ubatching: bool = False
+    connector: str | None = None
+    reserved: list = field(default_factory=list)
+    attention: types.SimpleNamespace = field(
+        default_factory=lambda: types.SimpleNamespace(
+            hisparse_config=None, sparse_mla_prefill_workspace_factor=2
+        )
+    )
 
     @property
     def config(self):
-        parallel = {"decode_context_parallel_size": self.decode_ranks, "prefill_context_parallel_size": 1}
+        parallel = {
+            "decode_context_parallel_size": self.decode_ranks,
+            "prefill_context_parallel_size": 1,
+            "use_ubatching": self.ubatching,
+        }
+        transfer = None if self.connector is None else types.SimpleNamespace(kv_connector=self.connector)
         return Namespace(
             {
                 "parallel_config": Namespace(parallel),
-                "attention_config": Namespace({"hisparse_config": None}),
+                "attention_config": self.attention,
+                "kv_transfer_config": transfer,
                 "scheduler_config": Namespace({"max_num_batched_tokens": 64}),
             }
         )
 
     def get_simultaneous(self, *specs):
+        self.reserved.append(specs)
         self.workspace.fill_(0xFF)
         views, begin = [], 0
         for shape, dtype in specs:
@@ -88,7 +104,10 @@ def install(monkeypatch):
         def __init__(self):
             self.topk_indices_buffer = torch.zeros(64, TOPK, dtype=torch.int32)
             self.qk_rope_head_dim, self.kv_lora_rank = state.rope, 512
-            self.workspace_specs = [((4, HEADS, 576), torch.bfloat16)]
+            self.kv_cache_dtype = state.kv_cache_dtype
+            rows = CONTEXT * state.attention.sparse_mla_prefill_workspace_factor
+            self.workspace_specs = [((4, HEADS, 576), torch.bfloat16), ((rows, 576), torch.bfloat16)]
+            state.get_simultaneous(*self.workspace_specs)
 
     class Sm120Impl(Impl):
         def _run_mqa_kernel(self, q, kv_cache, topk_indices_physical):
@@ -155,8 +174,12 @@ def install_kernels(monkeypatch):
                 row = cache[slot // cache.shape[1], slot % cache.shape[1]].numpy()[None]
                 flat[place] = torch.from_numpy(kv_row.restage(layout.rung, row)[0])
 
+    def number_rows(wanted, out):
+        places = torch.arange(wanted.numel(), dtype=torch.int32).view(wanted.shape)
+        out.copy_(torch.where(wanted < 0, -1, places))
+
     module = types.ModuleType("shardmill.kernels.triton_kv")
-    module.write, module.restage_gather = write, restage_gather
+    module.write, module.restage_gather, module.number_rows = write, restage_gather, number_rows
     monkeypatch.setitem(sys.modules, "shardmill.kernels.triton_kv", module)
 
 

@@ -4,8 +4,7 @@ import textwrap
 
 import pytest
 
-from shardmill.runtime_patch import plugin, settings
-from shardmill.runtime_patch.errors import PatchError
+from shardmill.runtime_patch import plugin
 from shardmill.runtime_patch.fingerprint import fingerprint
 from shardmill.runtime_patch.ledger import LEDGER, Patch, mismatches
 
@@ -64,29 +63,3 @@ def test_every_row_is_complete():
     for patch in LEDGER:
         assert all((patch.target, patch.why, patch.upstream, patch.remove_when, patch.expects))
         assert all(len(value) == 16 and int(value, 16) >= 0 for value in patch.expects.values())
-
-
-def test_registration_refuses_another_vllm(monkeypatch, caplog):
-    """Another vLLM stops the server with what differs; VLLM_KVQ_UNCHECKED=1 makes it a warning."""
-    monkeypatch.setattr(
-        plugin, "vllm_problems", lambda: ["version 0.34.0, expected 0.33.0", "rows: x is gone"]
-    )
-    with pytest.raises(PatchError, match=r"version 0\.34\.0.*rows: x is gone.*VLLM_KVQ_UNCHECKED=1"):
-        plugin.register()
-    assert plugin.applied() == {}
-    plugin.check_vllm(settings.Settings(unchecked=True))
-    assert "was not checked: version 0.34.0" in caplog.text
-
-
-def test_registering_twice_applies_once(monkeypatch):
-    """vLLM calls the entry point in several places of one process; the second call does nothing."""
-    calls = []
-    monkeypatch.setattr(plugin, "vllm_problems", list)
-    monkeypatch.setattr(plugin, "_applied", {})
-    monkeypatch.setattr(
-        plugin, "APPLY", {p.name: lambda _, n=p.name: calls.append(n) or "applied" for p in LEDGER}
-    )
-    plugin.register()
-    plugin.register()
-    assert calls == [patch.name for patch in LEDGER]
-    assert set(plugin.applied().values()) == {"applied"}

@@ -40,6 +40,23 @@ class Seen:
     logits: list = field(default_factory=list)
     forward: dict = field(default_factory=dict)
     workspace: int | None = None
+    exchange: list = field(default_factory=list)
+    capture: "Capture | None" = None
+
+
+class Capture:
+    """vLLM's breakable capture: a decorated function ends the graph's segment, and replays call it again."""
+
+    def __init__(self):
+        self.segments = []
+
+    def add_eager(self, call):
+        self.segments.append(call)
+        return call()
+
+    def replay(self):
+        for call in self.segments:
+            call()
 
 
 class Stock:
@@ -48,6 +65,7 @@ class Stock:
     def __init__(self, k_cache, buffer, seen):
         self.k_cache, self.topk_indices_buffer, self.seen = k_cache, buffer, seen
         self.topk_tokens, self.head_dim, self.use_fp4_cache = TOPK, DIM, False
+        self.max_pool_len = 1000
 
     def forward_cuda(self, hidden_states, q, k, weights, **pooling):
         metadata = self.seen.forward["attn_metadata"]["indexer"]
@@ -94,27 +112,43 @@ def world(monkeypatch):
             out[row, : end - begin] = (torch.relu(q[0][row].float() @ keys.T) * weights[row][:, None]).sum(0)
         return out
 
+    def breaks(function):
+        def call(*args, **kwargs):
+            if seen.capture is None:
+                return function(*args, **kwargs)
+            return seen.capture.add_eager(lambda: function(*args, **kwargs))
+
+        return call
+
     def expand(pools, lengths, kpool):
         return torch.where(pools < 0, -1, pools).repeat_interleave(kpool, 1).to(torch.int32)
 
-    parallel = {"decode_context_parallel_size": 1, "prefill_context_parallel_size": 1}
+    parallel = {
+        "decode_context_parallel_size": 1,
+        "prefill_context_parallel_size": 1,
+        "use_ubatching": False,
+    }
     config = Namespace(
         {
             "quant_config": "ours",
             "parallel_config": Namespace(parallel),
-            "scheduler_config": Namespace({"max_num_seqs": 2}),
+            "scheduler_config": Namespace({"max_num_seqs": 2, "max_num_batched_tokens": 64}),
+            "speculative_config": None,
         }
     )
     modules = {
         "vllm": {},
         "vllm._custom_ops": {"cp_gather_indexer_k_quant_cache": gather},
-        "vllm.compilation.breakable_cudagraph": {"eager_break_during_capture": lambda f: f},
+        "vllm.compilation.breakable_cudagraph": {"eager_break_during_capture": breaks},
         "vllm.config": {"get_current_vllm_config": lambda: config},
         "vllm.forward_context": {"get_forward_context": lambda: types.SimpleNamespace(**seen.forward)},
         "vllm.model_executor.custom_op": {"CustomOp": object, "op_registry_oot": {}},
         "vllm.model_executor.layers.sparse_attn_indexer": {
             "PrefillRowShard": Shard,
             "as_fp32_logits": lambda x, _: x,
+            "_reserve_row_shard_exchange_transient": lambda buffer, device: seen.exchange.append(
+                buffer.shape
+            ),
         },
         "vllm.models.glm5next.common.sparse_indexer": {"RADIX_TOPK_WORKSPACE_SIZE": 1024},
         "vllm.models.glm5next.nvidia.ops": {
@@ -274,13 +308,62 @@ def test_without_positions_stock_does_all(world):
     assert world.seen.stock == [([chunk], None)]
 
 
-def test_profiling_reserves_the_bound(world):
+def test_profiling_reserves_the_bound(world, monkeypatch):
     """Without metadata the op takes its workspace and its bound, and leaves stock's 776 MiB alone."""
     op, *_ = make(world, [64], [1])
     op.budget_bytes = 1 << 16
+    taken = allocations(monkeypatch)
+    world.seen.forward["attn_metadata"] = None
+    assert op.forward_cuda(torch.zeros(1, 4), None, None, None) is op.topk_indices_buffer
+    assert world.seen.stock == []
+    assert taken == [1 << 16]
+    assert world.seen.exchange == [op.topk_indices_buffer.shape]  # and what shared-out rows exchange
+
+
+def test_profiling_reserves_the_decode_logits(world, monkeypatch):
+    """A decode step scores every pool for each of its tokens, drafts included: vLLM's own buffer, counted too."""
+    world.config.values["speculative_config"] = types.SimpleNamespace(num_speculative_tokens=3)
+    op, *_ = make(world, [64], [1])
+    op.budget_bytes = 1 << 10
+    taken = allocations(monkeypatch)
     world.seen.forward["attn_metadata"] = None
     op.forward_cuda(torch.zeros(1, 4), None, None, None)
-    assert world.seen.stock == []
+    assert taken == [2 * (1 + 3) * op.max_pool_len * 4]
+
+
+def allocations(monkeypatch):
+    """The sizes of the buffers that are allocated to be seen by the profiler alone."""
+    taken, empty = [], torch.empty
+
+    def note(*shape, **options):
+        if options.get("dtype") is torch.uint8 and isinstance(shape[0], int):
+            taken.append(shape[0])
+        return empty(*shape, **options)
+
+    monkeypatch.setattr(torch, "empty", note)
+    return taken
+
+
+def test_a_graph_captured_without_metadata_still_indexes(world):
+    """A PIECEWISE capture has no metadata; its replays have, and each of them selects."""
+    op, chunk, q, weights, positions = make(world, [200], [9])
+    world.seen.capture = Capture()
+    world.seen.forward["attn_metadata"] = None
+    pooling = {"gate_score": None, "compress_ape": None, "index_kpool": KPOOL, "positions": positions}
+    op.forward_cuda(torch.zeros(9, 4), q, None, weights, **pooling)
+    assert len(world.seen.capture.segments) == 1
+    capture, world.seen.capture = world.seen.capture, None
+    world.seen.forward["attn_metadata"] = {"indexer": Metadata(1, 0, Prefill([chunk], 10**6))}
+    op.topk_indices_buffer.fill_(-7)
+    capture.replay()
+    assert op.topk_indices_buffer[:, ::KPOOL].tolist() == best(op, chunk, q, weights).tolist()
+
+
+def test_half_batches_keep_the_stock_indexer(world):
+    """Under dual batch overlap vLLM's indexer stays: ours was never tried there."""
+    world.config.values["parallel_config"].values["use_ubatching"] = True
+    op, *_ = make(world, [64], [1])
+    assert not op.bounded
 
 
 def test_other_models_keep_the_stock_indexer(world):

@@ -35,7 +35,10 @@ def write(folder, layers=None, conversions=None, model_type="glm5_next", **quant
 def here(monkeypatch):
     """A machine where the plugin applies: what is asked below is the checkpoint and the environment."""
     monkeypatch.setattr(plugin, "vllm_problems", list)
+    monkeypatch.setattr(plugin, "register", lambda: None)
     monkeypatch.setattr(plugin, "_applied", {})
+    monkeypatch.setattr(preflight, "packages_distributions", dict)
+    monkeypatch.setattr(preflight, "capability", lambda: None)
     monkeypatch.setattr(plugin, "APPLY", dict.fromkeys(plugin.APPLY, lambda _: "applied"))
     monkeypatch.setattr(preflight, "_plugin_found", lambda _: [])
 
@@ -124,7 +127,7 @@ def test_other_checkpoints_are_left_alone(here, tmp_path):
     ("environ", "subject"),
     [
         ({"VLLM_KVQ_TILES": "7"}, "environment"),
-        ({"VLLM_KVQ_TILE": "8666"}, "VLLM_KVQ_TILE"),
+        ({"VLLM_KVQ_TILE": "8666"}, "environment"),
     ],
 )
 def test_a_misspelt_variable_is_an_error(here, environ, subject):
@@ -156,6 +159,7 @@ def test_refusal_is_in_every_row(monkeypatch):
     """Where the plugin refuses, each row of the table says why, and the exit code is not zero."""
     monkeypatch.setattr(plugin, "vllm_problems", lambda: ["version 0.1, expected 0.33.0"])
     monkeypatch.setattr(plugin, "_applied", {})
+    monkeypatch.setattr(plugin, "register", lambda: None)
     report = preflight.run(None, None, {})
     assert not report.ok
     assert all(state.state.startswith("refused: version 0.1") for state in report.states)
@@ -191,6 +195,77 @@ def test_serve_prints_a_reason_for_every_flag(capsys):
     assert lines[-1].endswith("--port 1")
 
 
+def test_the_layout_of_a_flag_wins_and_the_shells_is_named(capsys, monkeypatch):
+    """--kv-layout, or its old name --rung, changes the command; a shell's variable that loses is a comment above it."""
+    monkeypatch.setenv("VLLM_KVQ_TILES", "6666f")
+    for flag in ("--kv-layout", "--rung"):
+        asked = ["serve", "everything-512k", "--model", "m", "--print", flag, "6666-stock", "--card", "12.0"]
+        assert main.main(asked) == 0
+        printed = capsys.readouterr().out
+        assert "VLLM_KVQ_TILES=6666 VLLM_KVQ_SCALES=stock " in printed
+        assert "# VLLM_KVQ_TILES: the environment's 6666f loses to the preset's 6666" in printed
+
+
+def test_a_stock_presets_command_takes_the_shells_layout_out(capsys, monkeypatch):
+    """The printed command of a preset with vLLM's rows unsets what the shell holds."""
+    monkeypatch.setenv("VLLM_KVQ_TILES", "6666")
+    assert main.main(["serve", "text-512k", "--model", "m", "--print"]) == 0
+    assert (
+        capsys.readouterr()
+        .out.splitlines()[-1]
+        .startswith("env -u VLLM_KVQ_TILES VLLM_USE_DEEP_GEMM_E8M0=0 ")
+    )
+
+
+@pytest.mark.parametrize(
+    ("flag", "told"), [(["--kv-layout", "7777"], "7777"), (["--card", "8.9"], "compute capability 8.9")]
+)
+def test_a_layout_or_card_that_is_not_known(capsys, flag, told):
+    """An unknown KV layout or card is one line on stderr and exit code 2."""
+    assert main.main(["serve", "everything-512k", "--model", "m", "--print", *flag]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_preflight_knows_the_card(here, monkeypatch):
+    """A preset on a card without known sparse attention is an error before anything starts."""
+    monkeypatch.setattr(preflight, "capability", lambda: "10.0")
+    report = preflight.run(None, presets.load("everything-512k"), {})
+    assert [f.subject for f in report.findings if f.level == "error"] == ["card"]
+
+
+def test_preflight_warns_where_the_shell_loses(here, monkeypatch, capsys):
+    """A KV layout in the environment beside a preset is a warning with both values."""
+    monkeypatch.setattr(main.os, "environ", {"VLLM_KVQ_TILES": "6666"})
+    assert main.main(["preflight", "--preset", "everything-512k"]) == 0
+    assert (
+        "warning: VLLM_KVQ_TILES: the environment's 6666 loses to the preset's 8666"
+        in capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize(
+    ("owners", "told"),
+    [
+        (["shardmill-serving"], "shardmill-serving still installs a package `kernels` at the top level; run"),
+        (
+            ["kernels", "shardmill"],
+            "shares that folder with kernels; run `pip uninstall shardmill`, then reinstall kernels",
+        ),
+    ],
+)
+def test_an_older_installation_is_found(here, monkeypatch, owners, told):
+    """Our packages of before, alone or merged with transformers' `kernels`, are an error that says what to run."""
+    monkeypatch.setattr(preflight, "packages_distributions", lambda: {"kernels": owners})
+    assert told in findings()[("error", "kernels")]
+
+
+@pytest.mark.parametrize("owners", [["kernels"], []])
+def test_a_foreign_kernels_package_is_no_business_of_ours(here, monkeypatch, owners):
+    """transformers' `kernels` beside shardmill.kernels harms nobody."""
+    monkeypatch.setattr(preflight, "packages_distributions", lambda: {"kernels": owners})
+    assert findings() == {}
+
+
 def test_serve_runs_only_after_preflight(here, monkeypatch, tmp_path, capsys):
     """A finding stops the server; without one the preset's command runs in the preset's environment."""
     started = []
@@ -206,7 +281,7 @@ def test_serve_runs_only_after_preflight(here, monkeypatch, tmp_path, capsys):
     capsys.readouterr()
 
 
-def test_an_unknown_lane_is_one_line(capsys):
+def test_an_unknown_preset_is_one_line(capsys):
     """A preset that does not exist is an error on stderr and exit code 2."""
     assert main.main(["serve", "nothing", "--model", "m"]) == 2
     assert "known presets" in capsys.readouterr().err
@@ -236,9 +311,20 @@ def test_tuned_configurations_are_found_before_vllms(tmp_path, monkeypatch):
     """A user's folder comes first, then vLLM's own lookup; keys are integers."""
     monkeypatch.setenv("VLLM_TUNED_CONFIG_FOLDER", str(tmp_path))
     module = Fp8Utils(get_w8a8_block_fp8_configs=lambda *shape: ("vLLM", shape))
+    monkeypatch.setattr(tuned_configs, "_ours", [True])
     tuned_configs.wrap(module)
     (tmp_path / "N=64,K=32,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[32,32].json").write_text(
-        '{"1": {"num_warps": 4}}'
+        '{"triton_version": "3.6.0", "1": {"num_warps": 4}}'
     )
     assert module.get_w8a8_block_fp8_configs(64, 32, 32, 32) == {1: {"num_warps": 4}}
     assert module.get_w8a8_block_fp8_configs(65, 32, 32, 32) == ("vLLM", (65, 32, 32, 32))
+
+
+def test_tuned_configurations_change_no_other_model(tmp_path, monkeypatch):
+    """In a process that serves none of our checkpoints a folder kept for other kernels is not looked at."""
+    monkeypatch.setenv("VLLM_TUNED_CONFIG_FOLDER", str(tmp_path))
+    monkeypatch.setattr(tuned_configs, "_ours", [])
+    module = Fp8Utils(get_w8a8_block_fp8_configs=lambda *shape: ("vLLM", shape))
+    tuned_configs.wrap(module)
+    (tmp_path / tuned_configs.file_name(64, 32, "NVIDIA_H200", 128)).write_text("{}")
+    assert module.get_w8a8_block_fp8_configs(64, 32, 128, 128) == ("vLLM", (64, 32, 128, 128))

@@ -1,5 +1,6 @@
 """The row hooks of both backends, on stand-ins for vLLM and with the rows of the numpy reference."""
 
+import importlib
 from dataclasses import dataclass
 
 import pytest
@@ -133,24 +134,77 @@ def test_scratch_follows_its_setting(vllm, monkeypatch):
     """The scratch holds the largest power of two of tokens that fits, and at least one."""
     assert rows.tokens_per_chunk(64 << 20, 2176) == 32
     assert rows.tokens_per_chunk(1, 2176) == 1
-    stage = rows.RowStage(kv_row.RowLayout.parse("6666"), 2176, 1024, torch.device("cpu"), 64 << 20)
+    stage = rows.RowStage(kv_row.RowLayout.parse("6666"), 2176, 1024, 64 << 20)
     assert [s.stop - s.start for s in stage.chunks(70)] == [32, 32, 6]
     assert sum(torch.empty(shape, dtype=dtype).nbytes for shape, dtype in stage.specs) < 64 << 20
     with pytest.raises(PatchError, match="multiple of 64"):
-        rows.RowStage(kv_row.RowLayout.parse("6666"), 2051, 8, torch.device("cpu"), 64 << 20)
+        rows.RowStage(kv_row.RowLayout.parse("6666"), 2051, 8, 64 << 20)
 
 
+@pytest.mark.parametrize("card", ["sm90", "sm120"])
 @pytest.mark.parametrize(
-    ("field", "value", "told"), [("rope", 64, "rotary"), ("decode_ranks", 2, "decode context")]
+    ("field", "value", "told"),
+    [
+        ("rope", 64, "rotary"),
+        ("decode_ranks", 2, "decode context"),
+        ("kv_cache_dtype", "auto", "dtype is auto; compact rows need --kv-cache-dtype fp8_ds_mla"),
+        ("kv_cache_dtype", "bfloat16", "dtype is bfloat16"),
+        ("ubatching", True, "dual batch overlap"),
+        (
+            "connector",
+            "LMCacheConnectorV1",
+            "LMCacheConnectorV1 may hand blocks to a server with another KV layout",
+        ),
+        ("connector", "MooncakeStoreConnector", "ones that cannot: NixlConnector"),
+    ],
 )
-def test_what_cannot_be_served_is_refused(vllm, monkeypatch, field, value, told):
-    """A model with a rotary part, or a mode that reads rows elsewhere, is an error when the layer is built."""
+def test_what_cannot_be_served_is_refused(vllm, monkeypatch, card, field, value, told):
+    """A model with a rotary part, or a mode that reads or moves rows elsewhere, is an error when the layer is built."""
     monkeypatch.setenv("VLLM_KVQ_TILES", "6666")
     setattr(vllm, field, value)
+    module = importlib.import_module(f"shardmill.runtime_patch.rows_{card}")
+    with pytest.raises(PatchError, match=told):
+        getattr(module, f"Compact{card.capitalize()}Impl")()
+
+
+@pytest.mark.parametrize("connector", rows.SAFE_CONNECTORS)
+def test_connectors_that_cannot_mix_layouts_are_let_through(vllm, monkeypatch, connector):
+    """NIXL compares block lengths, and CPU offload stays in one process."""
+    monkeypatch.setenv("VLLM_KVQ_TILES", "6666")
+    vllm.connector = connector
     from shardmill.runtime_patch.rows_sm120 import CompactSm120Impl
 
-    with pytest.raises(PatchError, match=told):
-        CompactSm120Impl()
+    assert CompactSm120Impl().stage
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_no_tensor_outlives_a_forward(vllm, monkeypatch, rung):
+    """Sleep level 2 discards what was allocated while loading: the impl keeps none but vLLM's own index buffer."""
+    monkeypatch.setenv("VLLM_KVQ_TILES", rung)
+    from shardmill.runtime_patch.rows_sm90 import CompactSm90Impl
+    from shardmill.runtime_patch.rows_sm120 import CompactSm120Impl
+
+    for impl in (CompactSm90Impl(), CompactSm120Impl()):
+        kept = {name for name, value in vars(impl).items() if isinstance(value, torch.Tensor)}
+        assert kept == {"topk_indices_buffer"}
+        assert impl.stage is None or not any(
+            isinstance(getattr(impl.stage, name), torch.Tensor) for name in vars(impl.stage)
+        )
+
+
+def test_the_unused_prefill_workspace_is_not_reserved(vllm, monkeypatch):
+    """On SM90 nothing is reserved that grows with the context, and vLLM's own factor stays as it was."""
+    monkeypatch.setenv("VLLM_KVQ_TILES", "6666")
+    from shardmill.runtime_patch.rows_sm90 import CompactSm90Impl
+
+    impl = CompactSm90Impl()
+    assert all(
+        fake.CONTEXT not in shape and 2 * fake.CONTEXT not in shape
+        for specs in vllm.reserved
+        for shape, _ in specs
+    )
+    assert impl.workspace_specs == [((4, fake.HEADS, 576), torch.bfloat16), *impl.stage.specs]
+    assert vllm.attention.sparse_mla_prefill_workspace_factor == 2
 
 
 def test_mixed_batch_path_is_taken(vllm, monkeypatch):

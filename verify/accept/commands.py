@@ -178,7 +178,7 @@ def compare_command(
     Exit code 0: every gate passes; 1: one fails or is undecided; 2: the question could not be asked.
     """
     if find_spec("scipy") is None:
-        raise RefusedError("compare needs scipy: pip install 'shardmill[accept]'")
+        raise RefusedError("compare needs scipy: pip install scipy")
     from shardmill.verify.accept import report
     from shardmill.verify.accept.compare import compare
 

@@ -168,9 +168,20 @@ def _wrong_form(value: Any) -> Iterator[tuple[str, str]]:
             yield f"the key {key!r}", "none"
         elif not fits(value[key]):
             yield f"{key!r} of the form {written}", repr(value[key])[:120]
-    unknown = sorted(set(value) - set(form) - {"format"})
+    if "values" in value and not _map(value["values"], _odd_values):
+        yield "'values': NaN, Inf and zeros by tensor", repr(value["values"])[:120]
+    unknown = sorted(set(value) - set(form) - {"format", "values"})
     if unknown:
         yield f"only keys of {written}", ", ".join(unknown[:5])
+
+
+def _odd_values(item: Any) -> bool:
+    """What a tensor that was passed on holds: counts of NaN and Inf, or that it is empty or all zeros."""
+    return (
+        isinstance(item, dict)
+        and set(item) <= {"nan", "inf", "zero", "empty"}
+        and all(map(_count, item.values()))
+    )
 
 
 def _hex64(item: Any) -> bool:

@@ -32,6 +32,7 @@ PROFILES: Mapping[str, Profile] = {
     profile.name: profile
     for profile in (
         Profile("modelopt-mixed", "_scale_inv", modelopt.problems, modelopt.declare),
+        Profile("modelopt", "_scale", modelopt.stock_problems, modelopt.declare_stock),
         Profile("fp8", "_scale_inv", fp8.problems, fp8.declare),
         Profile("compressed-tensors", "_scale", compressed_tensors.problems, compressed_tensors.declare),
     )

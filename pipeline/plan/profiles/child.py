@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from shardmill.pipeline.actions import Conversion
+from shardmill.pipeline.actions import Conversion, Convert
+from shardmill.pipeline.formats import formats
+from shardmill.pipeline.formats.base import Params
+from shardmill.pipeline.plan.profiles.names import heads, in_memory
+from shardmill.pipeline.plan.profiles.truth import stated
 from shardmill.pipeline.recipe.tables import Recipe
 from shardmill.pipeline.types import BlockShape, TensorRef
 
@@ -36,22 +40,38 @@ class Child:
 
     @property
     def stated(self) -> dict[str, Any]:
-        """What the parent says of its quantization; {} where it says nothing."""
-        return dict(self.config.get("quantization_config") or {})
+        """What the parent says of its quantization, wherever it says so; {} where it says nothing."""
+        return stated(self.config)
 
 
 def module_of(weight: str) -> str:
-    """`a.b.weight` -> `a.b`."""
-    return weight.removesuffix(WEIGHT_SUFFIX)
+    """`a.b.weight` and `a.b.weight_packed` -> `a.b`."""
+    return weight.removesuffix("_packed").removesuffix(WEIGHT_SUFFIX)
+
+
+def entries(child: Child, profile: str) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Module -> (format, what the profile says of it), of every weight that is converted to a quantized format."""
+    found: dict[str, tuple[str, dict[str, Any]]] = {}
+    for weight, action in child.conversions.items():
+        if isinstance(action, Convert) and action.to != "bf16":
+            spelling = formats()[action.to].spelling(profile)
+            if spelling and spelling.entry:
+                found[module_of(weight)] = (action.to, spelling.entry(action.params))
+        elif not isinstance(action, Convert) and (block := action.block_made):
+            spelling = formats()["fp8-block"].spelling(profile)
+            if spelling and spelling.entry:
+                entry = spelling.entry(Params(block=(block.rows, block.cols)))
+                found[module_of(weight)] = ("fp8-block", entry)
+    return found
 
 
 def blocks(child: Child) -> dict[str, BlockShape]:
     """Weight -> block, of every block-FP8 weight of the child: those that are converted and those passed on."""
     found = {weight: block for weight, action in child.conversions.items() if (block := action.block_made)}
-    stated = _stated_block(child.stated)
+    block = _stated_block(child.stated)
     for name in passed_on_codes(child):
-        if stated:
-            found[name] = stated
+        if block:
+            found[name] = block
     return found
 
 
@@ -62,11 +82,13 @@ def passed_on_codes(child: Child) -> Iterator[str]:
             yield name
 
 
-def _stated_block(stated: Mapping[str, Any]) -> BlockShape | None:
+def _stated_block(said: Mapping[str, Any]) -> BlockShape | None:
     """The block that a parent of DeepSeek's or compressed-tensors' form declares for all its weights."""
-    sides = stated.get("weight_block_size")
-    for group in (stated.get("config_groups") or {}).values():
-        sides = sides or (group.get("weights") or {}).get("block_structure")
+    sides = said.get("weight_block_size")
+    groups = said.get("config_groups")
+    for group in groups.values() if isinstance(groups, dict) else ():
+        weights = group.get("weights") if isinstance(group, dict) else None
+        sides = sides or (weights.get("block_structure") if isinstance(weights, dict) else None)
     if isinstance(sides, list) and len(sides) == 2 and all(type(side) is int and side > 0 for side in sides):
         return BlockShape(*sides)
     return None
@@ -80,7 +102,9 @@ def unquantized(child: Child) -> list[str]:
     listed module for all that lies in it.
     """
     with_codes = {
-        prefix for weight in blocks(child) for prefix in accumulate(weight.split("."), "{}.{}".format)
+        prefix
+        for weight in (*blocks(child), *child.conversions)
+        for prefix in accumulate(weight.split("."), "{}.{}".format)
     }
     modules: set[str] = set()
     for name, ref in child.tensors.items():
@@ -91,7 +115,9 @@ def unquantized(child: Child) -> list[str]:
             modules.update((module_of(name), *fused_names(module_of(name), child.recipe)))
         elif not name.endswith(("_scale", "_scale_inv")):
             modules.add(home if len(ref.shape) > 2 and home not in with_codes else name)
-    return sorted(modules)
+    held = {module_of(name) for name in child.tensors if name.endswith(_PACKED)}
+    modules.update(heads(held, child.config))
+    return sorted({name for module in modules for name in in_memory(module)})
 
 
 def fused_names(module: str, recipe: Recipe) -> Iterator[str]:
@@ -103,12 +129,20 @@ def fused_names(module: str, recipe: Recipe) -> Iterator[str]:
 
 
 def vocabulary_problems(child: Child, profile: str) -> Iterator[str]:
-    for weight in blocks(child):
+    for weight in (
+        *blocks(child),
+        *(name for name, made in child.conversions.items() if is_quantizing(made)),
+    ):
         if module_of(weight).rpartition(".")[2] in VOCABULARY:
             yield (
                 f"{weight}: the profile {profile!r} has no quantized vocabulary matrices, its loaders expect them as "
                 f"floats; keep it, or choose 'modelopt-mixed' and the patched runtime"
             )
+
+
+def is_quantizing(action: Conversion) -> bool:
+    """Whether an action leaves a weight in a format other than floats and block FP8."""
+    return isinstance(action, Convert) and action.to not in ("bf16", "fp8-block")
 
 
 def passed_on_problems(child: Child, profile: str, scale_suffix: str) -> Iterator[str]:
@@ -122,7 +156,7 @@ def passed_on_problems(child: Child, profile: str, scale_suffix: str) -> Iterato
                 f"config declares, as the profile {profile!r} needs; dequantize it or choose another profile"
             )
     for name, ref in child.tensors.items():
-        if is_packed(name, ref):
+        if is_packed(name, ref) and name not in child.conversions:
             yield f"{name}: is packed {ref.dtype}, which the profile {profile!r} can't declare; choose 'modelopt-mixed'"
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from shardmill.pipeline.plan.profiles.child import (
     Child,
     blocks,
+    is_quantizing,
     passed_on_problems,
     sample,
     unquantized,
@@ -26,6 +27,11 @@ def problems(child: Child) -> list[str]:
     if not child.conversions:
         return []
     found = sample(vocabulary_problems(child, "fp8")) + sample(passed_on_problems(child, "fp8", "_scale_inv"))
+    whole = [weight for weight, action in child.conversions.items() if is_quantizing(action)]
+    if whole and blocks(child):
+        found.append(
+            f"{whole[0]}: the profile 'fp8' can't declare FP8 per tensor beside block FP8; choose one"
+        )
     by_block = {block: weight for weight, block in blocks(child).items()}
     if len(by_block) > 1:
         examples = ", ".join(f"{block} at {weight}" for block, weight in by_block.items())
@@ -47,10 +53,13 @@ def declare(child: Child) -> tuple[dict[str, Any], int]:
         return dict(child.config), 0
     config = {key: value for key, value in child.config.items() if key != "quantization_config"}
     sizes = set(blocks(child).values())
-    if not sizes:
+    if not sizes and not any(map(is_quantizing, child.conversions.values())):
         return config, 0
-    (block,) = sizes
     kept = unquantized(child)
+    if not sizes:
+        whole = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
+        return {**config, "quantization_config": {**whole, "modules_to_not_convert": kept}}, len(kept)
+    (block,) = sizes
     stated: dict[str, Any] = {
         "quant_method": "fp8",
         "fmt": "e4m3",

@@ -11,14 +11,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import translate
 from typing import Any
 
+from shardmill.pipeline.actions import Reblock
 from shardmill.pipeline.plan.profiles.child import (
     Child,
     blocks,
+    entries,
     fused_names,
     is_packed,
     module_of,
     passed_on_codes,
     sample,
+    unquantized,
+    vocabulary_problems,
 )
 from shardmill.pipeline.recipe.tables import Recipe
 from shardmill.pipeline.types import TensorRef
@@ -51,51 +55,83 @@ def _is_ours(child: Child) -> bool:
 
 def _foreign(child: Child) -> Iterator[str]:
     """What the parent quantized under another method, and what no entry of ours can speak for."""
-    method = child.stated["quant_method"]
+    method = child.stated.get("quant_method")
     known = set(blocks(child))
     for name in passed_on_codes(child):
         if name not in known or name + "_scale_inv" not in child.tensors:
             yield f"{name}: is FP8 of the parent's method {method!r} without a block and its scales; dequantize it"
     for name, ref in child.tensors.items():
-        if is_packed(name, ref):
+        if is_packed(name, ref) and name not in child.conversions:
             yield f"{name}: is packed by the parent's {method!r}, which 'modelopt-mixed' can't declare beside FP8"
 
 
 def declare(child: Child) -> tuple[dict[str, Any], int]:
     """The child's config and its number of `quantized_layers` entries, aliases included."""
+    return _declared(child, "modelopt-mixed", "FP8_BLOCK")
+
+
+def declare_stock(child: Child) -> tuple[dict[str, Any], int]:
+    """The same in the words of unpatched runtimes: FP8_PB_WO, and no exclusion but of what has no entry."""
+    config, count = _declared(child, "modelopt", "FP8_PB_WO")
+    stated = config.get("quantization_config")
+    if isinstance(stated, dict) and count:
+        config = {**config, "quantization_config": {**stated, "ignore": unquantized(child)}}
+    return config, count
+
+
+def stock_problems(child: Child) -> list[str]:
+    """Why unpatched runtimes can't be given the child: their block is [128,128], and its scales have four axes."""
+    found = sample(vocabulary_problems(child, "modelopt"))
+    for weight, action in child.conversions.items():
+        if isinstance(action, Reblock):
+            found.append(
+                f"{weight}: the profile 'modelopt' has scales of four axes, which reblock does not write; quantize it"
+            )
+            break
+    found += sample(
+        f"{weight}: the profile 'modelopt' knows blocks of [128,128] alone, the recipe makes {block}"
+        for weight, block in blocks(child).items()
+        if (block.rows, block.cols) != (128, 128)
+    )
+    return found + problems(child)
+
+
+def _declared(child: Child, profile: str, algo: str) -> tuple[dict[str, Any], int]:
     recipe, stated = child.recipe, child.stated
     if not _is_ours(child) and not child.conversions:
         return dict(child.config), 0
     if stated.get("quant_method") != "modelopt":
         stated = {"quant_method": "modelopt", "ignore": []}
-    layers = dict(stated.get("quantized_layers") or {})
+    said = stated.get("quantized_layers")
+    layers = dict(said) if isinstance(said, dict) else {}
     layers.update(_nvfp4_entries(child))
     for weight in child.conversions:
         layers.pop(module_of(weight), None)
     layers.update(
         {
-            module_of(weight): {"quant_algo": "FP8_BLOCK", "group_size": block.rows}
+            module_of(weight): {"quant_algo": algo, "group_size": block.rows}
             for weight, block in blocks(child).items()
         }
     )
+    layers.update({module: entry for module, (_, entry) in entries(child, profile).items()})
     for alias in recipe.alias:
         for module in [name for name in layers if name.startswith(alias.prefix)]:
             layers[alias.alias + module.removeprefix(alias.prefix)] = layers[module]
     stated.pop("config_groups", None)
     stated["quant_algo"] = "MIXED_PRECISION"
-    stated["ignore"] = _still_ignored(stated.get("ignore") or [], child)
+    stated["ignore"] = _still_ignored(_texts(stated.get("ignore")), child)
     stated["quantized_layers"] = dict(sorted(layers.items()))
     return {**child.config, "quantization_config": stated}, len(layers)
 
 
 def _nvfp4_entries(child: Child) -> dict[str, dict[str, Any]]:
     """Entries of the Linears that are packed NVFP4: U8 nibbles [R, C/2] beside E4M3 scales [R, C/group]."""
-    entries: dict[str, dict[str, Any]] = {}
+    found: dict[str, dict[str, Any]] = {}
     for name, ref in child.tensors.items():
         scale = child.tensors.get(name + "_scale")
-        if scale is not None and (group := _group(ref, scale)):
-            entries[module_of(name)] = {"quant_algo": "NVFP4", "group_size": group}
-    return entries
+        if name not in child.conversions and scale is not None and (group := _group(ref, scale)):
+            found[module_of(name)] = {"quant_algo": "NVFP4", "group_size": group}
+    return found
 
 
 def _group(packed: TensorRef, scale: TensorRef) -> int | None:
@@ -109,6 +145,10 @@ def _group(packed: TensorRef, scale: TensorRef) -> int | None:
         return None
     columns, groups = 2 * packed.shape[1], scale.shape[1]
     return columns // groups if columns % groups == 0 else None
+
+
+def _texts(value: Any) -> list[str]:
+    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
 
 
 def _still_ignored(ignore: Sequence[str], child: Child) -> list[str]:

@@ -45,6 +45,9 @@ def check_restage(layout: RowLayout, rows: np.ndarray) -> None:
     index = np.array([5, 0, -1, 5], np.int32)
     out = torch.full((4, 656), testing.POISON, dtype=torch.uint8)
     triton_kv.restage_gather(cache, torch.from_numpy(index), out, layout, rows_per_program=2)
+    numbers = torch.full((2, 2), 7, dtype=torch.int32)
+    triton_kv.number_rows(torch.from_numpy(index).view(2, 2), numbers)
+    assert numbers.tolist() == [[0, 1], [-1, 3]]
     expected = wanted[index]
     expected[index < 0] = testing.POISON
     same(expected, out.numpy())

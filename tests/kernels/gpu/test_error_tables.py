@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from shardmill.kernels import kv_row, spread
-from tests.kernels.gpu import distributions
+from shardmill.kernels import kv_row, nvfp4, spread
+from tests.kernels.gpu import distributions, rivals
 
 # Upper bounds (latent, attention output) relative to the stock row: figures measured on larger samples, with room
 # for the sample. Columns as in distributions.KINDS.
@@ -44,3 +44,26 @@ def test_spreading_helps_where_one_tile_holds_the_outliers_and_costs_nothing_on_
         ratio[kind] = distributions.errors(x, dealt, q)[1] / plain
     assert ratio["outliers in tile 0"] < 0.8
     assert ratio["Gaussian"] < 1.03
+
+
+def test_rows_of_four_bits_lose_twice_what_five_bits_lose_and_both_more_than_ours():
+    """NVFP4's rows are smaller than ours and lose three times as much on Gaussian latents; five bits lie between."""
+    x = distributions.latents("Gaussian", 192)
+    q = distributions.queries(x, 16)
+    four, five, own = (
+        distributions.errors(x, stored(x), q)[1]
+        for stored in (
+            lambda x: rivals.grouped(x, rivals.E2M1),
+            lambda x: rivals.grouped(x, rivals.E2M2),
+            rivals.ours("6666-fine"),
+        )
+    )
+    assert 3 < four / own < 4.5
+    assert 1.7 < four / five < 2.3
+
+
+def test_a_rival_s_codes_are_nvfp4_s():
+    """The comparison's NVFP4 is the project's own decoder's, but for ties and scales below the smallest."""
+    x = distributions.latents("Gaussian", 64)
+    mine = nvfp4.decode(*nvfp4.encode(x))
+    assert np.isclose(rivals.grouped(x, rivals.E2M1), mine, rtol=1e-6, atol=0).mean() > 0.99

@@ -72,7 +72,7 @@ def queries(tokens):
 
 
 def stage_of(layout, tokens_max):
-    stage = rows.RowStage(layout, TOPK, tokens_max, torch.device("cuda"), 64 << 20)
+    stage = rows.RowStage(layout, TOPK, tokens_max, 64 << 20)
     scratch, places = (torch.empty(shape, dtype=dtype, device="cuda") for shape, dtype in stage.specs)
     scratch.fill_(0xFF)  # codes and scales that are NaN: whatever is read without having been staged shows
     places.fill_(-1)

@@ -75,7 +75,7 @@ class Case:
         mine = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
         return mine | {
             "LD_LIBRARY_PATH": str(BUILD),
-            "PYTHONPATH": os.pathsep.join([str(BUILD / "site"), str(REPOSITORY)]),
+            "PYTHONPATH": os.pathsep.join([str(BUILD / "site"), str(REPOSITORY / "src"), str(REPOSITORY)]),
             "VLLM_PLUGINS": "fake,shardmill" if self.plugin else "fake",
             "VLLM_LOGGING_LEVEL": "WARNING",
             "VLLM_NO_USAGE_STATS": "1",

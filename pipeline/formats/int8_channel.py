@@ -1,0 +1,64 @@
+"""INT8 per channel: whole numbers -128..127 as I8 [R, C] and one F32 scale a row; activations token by token (W8A8).
+
+scale = amax / 127.5, code = the nearest whole number to w / scale, ties to even: compressed-tensors' bits in F32.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardmill.kernels.formats import F32
+from shardmill.pipeline.formats.base import (
+    DYNAMIC_TOKENS,
+    Arrays,
+    Format,
+    Params,
+    Part,
+    Setting,
+    Shape,
+    Spelling,
+    always_fit,
+    compressed,
+)
+from shardmill.pipeline.formats.fp8 import stored_scales
+from shardmill.pipeline.formats.integers import scales_of
+
+BITS: Final = 8
+
+
+def _parts(shape: Shape, params: Params) -> tuple[Part, ...]:
+    return Part("codes", "I8", shape), Part("scales", "F32", (shape[0], 1))
+
+
+def _encode(strip: NDArray[Any], setting: Setting) -> dict[str, NDArray[Any]]:
+    width = strip.shape[1]
+    scales = scales_of(setting.codes.maxima(strip, width), BITS)
+    return {"codes": setting.codes.integers(strip, scales, width, BITS), "scales": scales}
+
+
+def _decode(arrays: Arrays, setting: Setting) -> F32:
+    return arrays["codes"].view(np.int8).astype(np.float32) * stored_scales(arrays["scales"]).reshape(-1, 1)
+
+
+def _declared(params: Params) -> dict[str, Any]:
+    weights = {"num_bits": BITS, "type": "int", "strategy": "channel"}
+    return compressed(weights, {**DYNAMIC_TOKENS, "type": "int"}, "int-quantized")
+
+
+FORMAT: Final = Format(
+    name="int8-channel",
+    title="INT8, a scale a row",
+    laws={"int8/1": "amax / 127.5"},
+    spellings=(
+        Spelling("compressed-tensors", {"codes": ".weight", "scales": ".weight_scale"}, entry=_declared),
+    ),
+    parts=_parts,
+    unfit=always_fit,
+    unit=lambda shape, params: (1, shape[1]),
+    cut=lambda shape, params: (1, 1),  # a part of a row keeps its scale
+    encode=_encode,
+    decode=_decode,
+)

@@ -1,0 +1,98 @@
+"""`init --to`: a draft for every format that can be written, and back to BF16 from every format that can be read."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardmill.pipeline.errors import RecipeError
+from shardmill.pipeline.formats import formats
+from shardmill.pipeline.formats.base import Params
+from shardmill.pipeline.init.draft import RecipeDraft, default_profile, draft
+from tests.pipeline.init.layouts import Tensor, parent_of
+from tests.pipeline.init.test_init import ATTENTION, LAYER, bf16, drafted, families, init
+
+MLP = {
+    "mlp.gate_proj.weight": (512, 256),
+    "mlp.up_proj.weight": (512, 256),
+    "mlp.down_proj.weight": (256, 512),
+}
+WRITTEN = sorted(name for name, form in formats().items() if form.encode and form.name != "bf16")
+
+
+def aimed(tensors: list[Tensor], aim: str, **config: object) -> RecipeDraft:
+    parent = parent_of("made", dict(config), tensors)
+    return draft(parent, "made", default_profile(parent, aim), aim)
+
+
+@pytest.mark.parametrize("aim", WRITTEN)
+def test_every_format_is_an_aim(aim: str) -> None:
+    """Attention and MLP convert to the format, under a profile that has words for it, and the draft plans."""
+    made = aimed(bf16({**ATTENTION, **MLP}), aim)
+    assert len(made.plan.conversions) == 7
+    assert {family.action for family in made.plan.families} == {"convert", "keep"}
+    assert made.share > 0.9
+
+
+@pytest.mark.parametrize("name", sorted(set(formats()) - {"bf16"}))
+def test_bf16_is_the_way_back_from_every_format(name: str) -> None:
+    """A Linear in any format and spelling becomes one BF16 weight; scales of activations go with its codes."""
+    form = formats()[name]
+    for spelling in form.spellings:
+        base = "layers.0.mlp.down_proj"
+        parts = form.stored((256, 512), Params(), spelling)
+        tensors = [(base + spelling.ends[part.role], part.dtype, part.shape) for part in parts]
+        tensors += [(base + ".input_scale", "F32", ()), ("layers.0.norm.weight", "BF16", (8,))]
+        made = aimed(tensors, "bf16")
+        assert set(made.plan.weight_map) - {"layers.0.norm.weight"} <= {
+            base + ".weight",
+            base,
+            base + ".input_scale",
+        }
+        assert b"quantization_config" not in made.plan.config
+
+
+def test_towers_are_known_by_their_place() -> None:
+    """What lies beside the embeddings is the language model; the same names elsewhere are kept, but for MTP."""
+    model = [*bf16(ATTENTION, "llm.model.layers.0."), ("llm.model.embed_tokens.weight", "BF16", (256, 256))]
+    others = bf16(ATTENTION, "vpm.encoder.layers.0.") + bf16(ATTENTION, "talker.model.layers.0.")
+    made = drafted(model + others + bf16(ATTENTION, "mtp.layers.0."))
+    assert {name.partition(".")[0] for name in made.plan.conversions} == {"llm", "mtp"}
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("aim", ["fp8", "nvfp4"])
+def test_a_stack_of_experts_becomes_one_tensor_an_expert(aim: str, transposed: bool) -> None:
+    """Experts in one tensor, stored either way, become what makers publish: experts.E.{gate,up,down}_proj."""
+    shapes = {"mlp.experts.gate_up_proj": (8, 256, 512), "mlp.experts.down_proj": (8, 256, 256)}
+    if not transposed:
+        shapes["mlp.experts.gate_up_proj"] = (8, 512, 256)
+    made = aimed(bf16({**ATTENTION, **shapes}), aim)
+    names = {name.rpartition(".")[0] for name in made.plan.weight_map if ".experts." in name}
+    wanted = {f"{LAYER}mlp.experts.{e}.{own}_proj" for e in range(8) for own in ("gate", "up", "down")}
+    assert names == wanted
+    assert ("transposed = true" in made.text) == transposed
+
+
+def test_interleaved_experts_stay() -> None:
+    """gpt-oss alternates rows of gate and up, which no two modules can hold: its stacks are kept, with a reason."""
+    shapes = {"mlp.experts.gate_up_proj": (8, 256, 512), "mlp.experts.down_proj": (8, 256, 256)}
+    made = drafted(bf16({**ATTENTION, **shapes}), model_type="gpt_oss")
+    assert families(made)["stacks"].action == "keep"
+
+
+def test_what_converts_nothing_is_refused(tmp_path) -> None:
+    """A model of which no name is known gives no recipe, but the reason and its largest part."""
+    made = drafted(bf16({"self_attention.query_key_value.weight": (512, 256)}, "transformer.h.0."))
+    assert "0 weights would convert" in (made.why_nothing() or "")
+    assert "'unknown'" in (made.why_nothing() or "")
+
+
+def test_an_unknown_aim_is_answered_with_the_known(tmp_path) -> None:
+    with pytest.raises(RecipeError, match=r"fp7: is no format that can be written; choose from fp8, .*nvfp4"):
+        init(str(tmp_path), "--to", "fp7")
+
+
+def test_names_without_a_dot_are_no_error() -> None:
+    """Parameters at the top of a model (CLIP's logit_scale) are kept like any vector."""
+    made = drafted([*bf16(ATTENTION), ("logit_scale", "F32", ()), ("logit_bias", "F32", (1,))])
+    assert families(made)["vectors"].tensors >= 2

@@ -1,0 +1,175 @@
+"""One case: the toy served in process by the real vLLM on this GPU. Writes what it answered, as JSON.
+
+    python3 -m tests.runtime_patch.gpu.drive CASE CHECKPOINTS OUT.json
+
+Questions: `short`, sixteen prompts of 160 tokens and two shorter ones, scored and continued; `long`, one of 9,000
+tokens, beyond the indexer's 2,048 and a block of the cache and prefilled in chunks, scored and continued; `again`, it
+once more, now from the prefix cache; `four`, four requests at once, one of them long; `alone`, the short three of
+those, one after the other.
+
+**Ordered.** vLLM's top-k kernels write the selected rows in whatever order their threads finish, and attention sums
+in that order: two runs of one prompt beyond 2,048 tokens differ in last bits. With `ordered` the selection, still
+vLLM's own, is sorted before it is expanded to tokens. Nothing else is changed.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import random
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from tests.runtime_patch.gpu.cases import BASE, CASES
+from tests.runtime_patch.gpu.trace import trace
+
+faulthandler.enable()
+SHORT, LONG, NEW = [160] * 16 + [5, 37], 9000, 16
+
+
+def note(*words: Any) -> None:
+    print(f"[{time.perf_counter():7.1f}]", *words, flush=True)
+
+
+def use_reference_mhc() -> None:
+    """mHC by vLLM's own torch reference where tilelang is not installed."""
+    import vllm.model_executor.layers.mhc as mhc
+
+    if mhc.HAS_TILELANG_MHC:
+        return note("mHC: tilelang")
+    for cls in (mhc.MHCPreOp, mhc.MHCPreDelayedOp, mhc.MHCPostOp, mhc.MHCFusedPostPreOp):
+        cls.forward_cuda = cls.forward_hip
+    return note("mHC: torch reference")
+
+
+def order_selection() -> None:
+    import torch
+    from vllm.models.glm5next.nvidia.ops import kpool_compress
+
+    original = kpool_compress.expand_pools_and_append_tail
+
+    def ordered(pools: Any, lengths: Any, kpool: int) -> Any:
+        last = torch.iinfo(pools.dtype).max
+        found = torch.where(pools < 0, last, pools).sort(dim=-1).values
+        return original(torch.where(found == last, -1, found), lengths, kpool)
+
+    kpool_compress.expand_pools_and_append_tail = ordered
+
+
+def prompts(vocabulary: int) -> tuple[list[list[int]], list[int]]:
+    draw = random.Random(4)
+    short = [[draw.randrange(16, vocabulary) for _ in range(n)] for n in SHORT]
+    return short, [draw.randrange(16, vocabulary) for _ in range(LONG)]
+
+
+def answers(outputs: Any) -> list[dict[str, Any]]:
+    rows = []
+    for output in outputs:
+        one = output.outputs[0]
+        rows.append(
+            {
+                "tokens": list(one.token_ids),
+                "logprobs": [_plain(entry) for entry in one.logprobs or []],
+                "prompt": output.prompt_token_ids,
+                "prompt_logprobs": [entry and _plain(entry) for entry in output.prompt_logprobs or []],
+                "cached": output.num_cached_tokens,
+            }
+        )
+    return rows
+
+
+def _plain(entry: Any) -> dict[str, float]:
+    return {str(token): round(value.logprob, 6) for token, value in entry.items()}
+
+
+def seams(llm: Any) -> dict[str, list[str]]:
+    """What stands at the plugin's hooks: attention with its rows, the indexer, the FP8 kernels."""
+    model = llm.llm_engine.model_executor.driver_worker.worker.model_runner.model
+    found: dict[str, set[str]] = {}
+    for module in model.modules():
+        if hasattr(module, "impl") and hasattr(module, "attn_backend"):
+            rows = getattr(getattr(module.impl, "layout", None), "tag", "stock rows")
+            found.setdefault("attention", set()).add(f"{type(module.impl).__name__} {rows}")
+        kernel = getattr(getattr(module, "quant_method", None), "fp8_linear", None)
+        if kernel is not None:
+            found.setdefault("fp8", set()).add(type(kernel).__name__)
+        if hasattr(module, "topk_indices_buffer") and hasattr(module, "forward_cuda"):
+            found.setdefault("indexer", set()).add(
+                f"{type(module).__name__} bounded={getattr(module, 'bounded', False)}"
+            )
+    return {name: sorted(values) for name, values in found.items()}
+
+
+def questions(llm: Any, vocabulary: int, drafts: bool) -> dict[str, Any]:
+    from vllm import SamplingParams
+
+    greedy = {"temperature": 0.0, "max_tokens": NEW, "ignore_eos": True, "detokenize": False, "logprobs": 10}
+    scored = SamplingParams(**greedy, prompt_logprobs=None if drafts else 20)
+    plain = SamplingParams(**greedy)
+    short, long = prompts(vocabulary)
+    batches = {
+        "short": (short, scored),
+        "long": ([long], scored),
+        "again": ([long], plain),
+        "four": ([long[1000:3500], *short[:2], short[-1]], plain),
+        "alone": ([], plain),
+    }
+    answer: dict[str, Any] = {}
+    for name, (batch, how) in batches.items():
+        begin = time.perf_counter()
+        asked = [{"prompt_token_ids": prompt} for prompt in batch]
+        if name == "alone":
+            asked = [{"prompt_token_ids": prompt} for prompt in (*short[:2], short[-1])]
+            answer[name] = [answers(llm.generate([one], how, use_tqdm=False))[0] for one in asked]
+        else:
+            answer[name] = answers(llm.generate(asked, how, use_tqdm=False))
+        note(name, f"{time.perf_counter() - begin:.2f} s", [row["tokens"][:6] for row in answer[name]][:4])
+    return answer
+
+
+def main(name: str, checkpoints: Path, out: Path) -> int:
+    case = CASES[name]
+    os.environ.update(case.environ)
+    os.environ["VLLM_PLUGINS"] = "shardmill" if case.plugin else ""
+    answer: dict[str, Any] = {"case": name}
+    try:
+        import torch
+        from vllm import LLM
+
+        use_reference_mhc()
+        if case.ordered:
+            order_selection()
+        folder = checkpoints / case.checkpoint
+        engine = BASE | case.engine
+        llm = LLM(model=str(folder), **engine)
+        note("engine up")
+        if engine.get("enable_sleep_mode"):
+            llm.sleep(level=1)
+            llm.wake_up()
+        if case.trace:
+            answer["trace"] = trace(llm, prompts(1024)[1][:1024])
+            note(answer["trace"])
+        vocabulary = json.loads((folder / "config.json").read_text())["text_config"]["vocab_size"]
+        answer |= {} if case.trace else questions(llm, vocabulary, "speculative_config" in engine)
+        answer["seams"] = seams(llm)
+        answer["peak_mib"] = torch.cuda.max_memory_allocated() >> 20
+        answer["plugin"] = "shardmill.runtime_patch.plugin" in sys.modules
+        answer["patches"] = (
+            sys.modules["shardmill.runtime_patch.plugin"].applied() if answer["plugin"] else {}
+        )
+    except Exception as error:
+        traceback.print_exc()
+        answer["error"] = f"{type(error).__name__}: {error}"
+    out.write_text(json.dumps(answer))
+    print("RESULT", name, answer.get("error", "ok"), answer.get("seams"), flush=True)
+    return 1 if "error" in answer else 0
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))
+    sys.stdout.flush()
+    os._exit(code)  # threads of the engine would keep the process

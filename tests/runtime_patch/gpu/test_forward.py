@@ -1,0 +1,176 @@
+"""What can be asked of the forward harness without a GPU: the toy's laws, the tables, and the judge's sentences."""
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.runtime_patch.gpu import cases, forward, judge, pack, toy
+
+
+def answer(tokens, prompt, cached=0):
+    """One request's answer: greedy tokens, and a distribution over three words at each prompt position."""
+    rows = [None, *[{str(word): float(np.log(p)) for word, p in enumerate(position)} for position in prompt]]
+    spoken = [{str(token): -0.5, "9": -1.5} for token in tokens]
+    return {"tokens": tokens, "logprobs": spoken, "prompt_logprobs": rows, "cached": cached}
+
+
+def test_every_pair_names_two_cases():
+    """A pair compares cases of the table, a floor has its limit, and what starts is compared or traced."""
+    for pair in cases.PAIRS:
+        assert {pair.base, pair.test} <= set(cases.CASES)
+        assert (pair.law == "floor") == (pair.least > 0)
+    used = {name for pair in cases.PAIRS for name in (pair.base, pair.test)}
+    assert {n for n, c in cases.CASES.items() if not (c.refused or c.trace)} == used
+
+
+def test_answers_have_files_of_their_own():
+    """No two cases share an answer's file."""
+    assert len({forward.file_name(name) for name in cases.CASES}) == len(cases.CASES)
+
+
+def test_equal_answers_are_equal_bit_for_bit():
+    """The same answer twice holds the law; one last bit of one log probability breaks it and is located."""
+    one = answer([1, 2], [[0.5, 0.3, 0.2]] * 5)
+    found = judge.compare({"short": [one]}, {"short": [one]}, "short")
+    assert (found.bits, found.top1, found.kl, found.first_position, found.worst) == (
+        True,
+        1.0,
+        0.0,
+        None,
+        0.0,
+    )
+    other = json.loads(json.dumps(one))
+    other["prompt_logprobs"][3]["0"] += 1e-6
+    found = judge.compare({"short": [one]}, {"short": [other]}, "short")
+    assert not found.bits
+    assert found.first_position == 3
+    pair = cases.Pair("a", "b", "bits", "")
+    assert judge.holds(pair, {"short": found}) is False
+
+
+def test_agreement_and_divergence_are_counted():
+    """Two of four positions keep the first choice, and KL is that of the two distributions."""
+    p, q = [0.6, 0.3, 0.1], [0.3, 0.6, 0.1]
+    base, test = answer([1, 2, 3], [p, p, p, p]), answer([1, 5, 3], [p, q, p, q])
+    found = judge.compare({"short": [base]}, {"short": [test]}, "short")
+    assert (found.positions, found.top1, found.tokens_equal, found.first_token) == (4, 0.5, 0, 1)
+    assert found.kl == pytest.approx(2 * (0.6 * np.log(2) - 0.3 * np.log(2)) / 4, abs=1e-6)
+    assert found.top1_low < 0.5 < found.top1_high
+    floor = cases.Pair("a", "b", "floor", "", least=0.95)
+    assert judge.holds(floor, {"short": found}) is False
+
+
+def test_what_was_not_run_is_named(tmp_path):
+    """The table names missing cases, failures and refusals that did not happen."""
+    whole = {part: [answer([1], [[0.5, 0.3, 0.2]] * 3)] for part in ("short", "long", "again")}
+    whole |= {"four": [answer([1], [])] * 2, "alone": [answer([1], [])], "seams": {}}
+    for name in ("parent", "parent again"):
+        (tmp_path / f"{forward.file_name(name)}.json").write_text(json.dumps({"case": name} | whole))
+    (tmp_path / "x.json").write_text(json.dumps({"case": "child", "error": "RuntimeError: no"}))
+    (tmp_path / "y.json").write_text(json.dumps({"case": "a misspelt variable"} | whole))
+    verdict = judge.judge(tmp_path)
+    text = judge.markdown(verdict)
+    assert "| parent | parent again | bit for bit holds | equal bit for bit |" in text
+    assert "child: **failed**: RuntimeError: no" in text
+    assert "a misspelt variable: **not refused**" in text
+    assert "child 8666" in text.splitlines()[-1]
+
+
+def write(folder, tensors):
+    """A folder of one safetensors file."""
+    header, data = {}, b""
+    for name, (dtype, values) in tensors.items():
+        raw = values.tobytes()
+        header[name] = {
+            "dtype": dtype,
+            "shape": list(values.shape),
+            "data_offsets": [len(data), len(data) + len(raw)],
+        }
+        data += raw
+    head = json.dumps(header).encode()
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + data)
+    kinds = ["linear_attention", "deepseek_sparse_attention"]
+    (folder / "config.json").write_text(json.dumps({"text_config": {"layer_types": kinds}}))
+    return folder
+
+
+def bf16(*shape):
+    return np.random.default_rng(3).standard_normal(shape).astype(ml_dtypes.bfloat16)
+
+
+@pytest.fixture
+def parent(tmp_path):
+    layers = "model.language_model.layers."
+    return write(
+        tmp_path / "parent",
+        {
+            toy.EMBED: ("BF16", bf16(64, 32)),
+            toy.HEAD: ("BF16", bf16(64, 32)),
+            f"{layers}0.self_attn.o_proj.weight": ("BF16", bf16(8, 8)),
+            f"{layers}1.self_attn.o_proj.weight": ("BF16", bf16(8, 8)),
+            f"{layers}1.mlp.experts.0.down_proj.weight_scale_2": ("F32", np.float32([3.0])),
+            f"{layers}1.mlp.experts.0.gate_proj.weight_scale_2": ("F32", np.float32([5.0])),
+        },
+    )
+
+
+def test_the_toy_is_rescaled_by_powers_of_two(parent):
+    """Each tensor is an exact multiple of what it was, and those without a factor keep their bytes."""
+    before = {name: toy.read(entry).astype(np.float32) for name, entry in toy.tensors(parent)}
+    toy.inform(parent)
+    after = {name: toy.read(entry).astype(np.float32) for name, entry in toy.tensors(parent)}
+    factors = {name: np.unique(after[name] / before[name]).tolist() for name in before if name != toy.HEAD}
+    layers = "model.language_model.layers."
+    assert factors == {
+        toy.EMBED: [64.0],
+        f"{layers}0.self_attn.o_proj.weight": [toy.KDA_OUT],
+        f"{layers}1.self_attn.o_proj.weight": [toy.MLA_OUT],
+        f"{layers}1.mlp.experts.0.down_proj.weight_scale_2": [toy.EXPERT_OUT],
+        f"{layers}1.mlp.experts.0.gate_proj.weight_scale_2": [1.0],
+    }
+
+
+def test_a_word_has_its_successor(parent):
+    """Each word's embedding alone predicts one successor where it leans enough, and no two words share one."""
+    embeddings = np.random.default_rng(5).standard_normal((512, 256)).astype(np.float32)
+    found = (embeddings @ toy.successors(embeddings).T).argmax(1)
+    assert 256 < len(np.unique(found)) < 512  # certain after some words, open after others
+
+
+def test_one_bit_changes_the_lowest_bit_alone(parent, tmp_path):
+    """The noisy twin differs in the embedding's lowest bits, about half of them, and nowhere else."""
+    toy.one_bit(parent, tmp_path / "bit")
+    a, b = dict(toy.tensors(parent)), dict(toy.tensors(tmp_path / "bit"))
+    changed = toy.read(a[toy.EMBED]).view(np.uint16) ^ toy.read(b[toy.EMBED]).view(np.uint16)
+    assert set(np.unique(changed)) == {0, 1}
+    assert 0.4 < changed.mean() < 0.6
+    assert all((toy.read(a[n]) == toy.read(b[n])).all() for n in a if n != toy.EMBED)
+
+
+def test_only_other_cards_code_is_zeroed(tmp_path):
+    """Of a fatbin's entries, machine code of SM90 and PTX of 80 and 90 stay; the file keeps its length."""
+    import struct
+
+    def entry(kind, architecture, fill):
+        return struct.pack("<HHIQIIHHI", kind, 0, 64, 16, 0, 0, 0, 0, architecture).ljust(64, b"\0") + bytes(
+            [fill] * 16
+        )
+
+    entries = entry(2, 90, 1) + entry(2, 120, 2) + entry(1, 90, 3) + entry(1, 120, 4)
+    fat = struct.pack("<IHHQ", pack.MAGIC, 1, 16, len(entries)) + entries
+    names = b"\0.nv_fatbin\0.shstrtab\0"
+    begin = 64 + 3 * 64
+    rows = [(0, 0, 0, 0), (1, 1, begin, len(fat)), (12, 3, begin + len(fat), len(names))]
+    table = b"".join(struct.pack("<IIQQQQ", n, t, 0, 0, at, size).ljust(64, b"\0") for n, t, at, size in rows)
+    elf = bytearray(64)
+    struct.pack_into("<Q", elf, 0x28, 64)
+    struct.pack_into("<HHH", elf, 0x3A, 64, 3, 2)
+    library = tmp_path / "x.so"
+    library.write_bytes(bytes(elf) + table + fat + names)
+    got = pack.narrowed(library)
+    assert len(got) == library.stat().st_size
+    kept = [got.count(bytes([fill] * 16)) for fill in (1, 2, 3, 4)]
+    assert kept == [1, 0, 1, 0]

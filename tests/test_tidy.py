@@ -15,16 +15,36 @@ from tests.test_import_ladder import ROOT, imports, modules
 
 FUNCTION_LINES_MAX = 50
 LONGER = {  # function -> why it may be longer
+    "shardmill.kernels.block_gemm.gemm": "one literal call that launches a kernel with all its sizes",
+    "shardmill.pipeline.plan.plan.make_plan": "the plan's steps in their order, read from top to bottom",
+    "shardmill.pipeline.stages.dag.arrange": "one graph algorithm with its refusals",
+    "shardmill.pipeline.toy.config._text": "a literal table of config.json",
+    "shardmill.verify.fit.commands.fit": "a command with an option a line",
+    "shardmill.verify.questions.reproduce.reproduce": "one question, its steps in their order",
     "shardmill.kernels.triton_gemm.stock_kernel": "a GPU kernel is one function",
     "shardmill.kernels.triton_gemm.gemv_kernel": "a GPU kernel is one function",
     "shardmill.kernels.triton_gemm.decode_kernel": "a GPU kernel is one function",
 }
 NUMBERS = {  # a number of a format -> the modules that may spell it
-    448: ("kernels.formats", "kernels.triton_", "kernels.testing", "pipeline.toy.", "verify.formats."),
-    656: ("kernels.kv_row", "verify.fit.preset"),
+    448: (
+        "kernels.formats",
+        "kernels.kv_row",
+        "kernels.recover",
+        "kernels.triton_",
+        "kernels.testing",
+        "pipeline.toy.",
+        "verify.formats.",
+    ),
+    656: ("kernels.kv_row", "verify.fit.preset", "verify.fit.scratch"),  # the judge keeps a copy of its own,
 }
 WORDS = ("deed", "settle", "settles", "shadow", "homeless", "mend", "mends", "told", "world", "lane", "lanes")
-PROSE_WIDTH_MAX = 130
+OF_THE_FIELD = {"kernels/": {"lane", "lanes"}}  # a lane of a GPU's warp is the field's own word
+PROSE_WIDTH_MAX = 120
+
+
+CALLS_BACK = {  # module -> what it imports though that imports it, and why
+    "runtime_patch.naming": "runtime_patch.plugin",  # vLLM calls its class; only then is the plugin known to be needed
+}
 
 
 @cache
@@ -53,7 +73,8 @@ def test_no_modules_import_one_another_in_a_circle() -> None:
         module: {
             name
             for each in imports(path, module)
-            if (name := each.removeprefix("shardmill.")) in known and name != module
+            if (name := each.removeprefix("shardmill.")) in known
+            and name not in (module, CALLS_BACK.get(module))
         }
         for module, path in known.items()
     }
@@ -94,7 +115,14 @@ def pages() -> list[Path]:
 def test_no_sentence_needs_a_glossary() -> None:
     """Words that only this project used, or used in a sense of its own, don't come back."""
     banned = re.compile(rf"\b({'|'.join(WORDS)})\b", re.IGNORECASE)
-    assert [(place, match[0]) for place, text in sentences() for match in banned.finditer(text)] == []
+    found = [
+        (place, match[0])
+        for place, text in sentences()
+        if text != "--lane"  # the old name of --preset, for one more release
+        for match in banned.finditer(text)
+        if not any(place.startswith(top) and match[0] in words for top, words in OF_THE_FIELD.items())
+    ]
+    assert found == []
 
 
 def test_prose_has_one_width() -> None:
@@ -108,7 +136,7 @@ def test_prose_has_one_width() -> None:
     assert wide == []
 
 
-TESTS_WITH_A_SENTENCE = {"kernels": 0.5, "pipeline": 0.4, "verify": 0.11, "runtime_patch": 0.97}
+TESTS_WITH_A_SENTENCE = {"kernels": 0.51, "pipeline": 0.47, "verify": 0.11, "runtime_patch": 0.96}
 
 
 @pytest.mark.parametrize("folder", TESTS_WITH_A_SENTENCE)

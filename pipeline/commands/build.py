@@ -80,9 +80,7 @@ def build(
     """
     started = time.monotonic()
     if kernel == "numba" and importlib.util.find_spec("numba") is None:
-        raise click.UsageError(
-            "--kernel numba needs numba: pip install numba, or leave --kernel out"
-        )
+        raise click.UsageError("--kernel numba needs numba: pip install numba, or leave --kernel out")
     if kernel == "numba":
         _refuse_broken_numba()
     loaded, lock = load_recipe(recipe), load_lock(lock_path(recipe))

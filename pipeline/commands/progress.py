@@ -17,7 +17,7 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 class Meter(Protocol):
-    """Told how many bytes there will be, then of each count that is done."""
+    """Hears how many bytes there will be, then of each count that is done."""
 
     def begin(self, total: int) -> None: ...
 

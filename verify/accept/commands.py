@@ -304,7 +304,7 @@ def _progress(item: Item, done: int, total: int) -> None:
 
 
 def _sentences(work: Callable[[], Any]) -> Any:
-    """Run what may fail for reasons of the world; the user gets the sentence, never a traceback."""
+    """Run what may fail for reasons outside this program; the user gets the sentence, never a traceback."""
     try:
         return work()
     except (RunError, IdentityError, ProtocolError, MetricsError, OSError) as error:

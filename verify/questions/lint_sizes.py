@@ -5,7 +5,7 @@ Evidence for the bounds. Of one kind of weight over its layers, the largest root
 times the smallest in freshly initialised models, and at most 3 times in trained sentence encoders
 (all-MiniLM-L6-v2). Quantized and float matrices of one model lie within a factor of 8. Initialisation is near
 1 / sqrt(inputs), 0.004 to 0.1 for 100 to 65,536 inputs. A scale that is squared, inverted or off by a bias of
-120 moves a weight by a thousand and more; 64 times is told by siblings alone.
+120 moves a weight by a thousand and more; 64 times is known by siblings alone.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def stream(
     other: Source | None = None,
     progress: Callable[[int], None] = lambda count: None,
 ) -> dict[str, FileResult]:
-    """Does all jobs; `other` holds the twins; `progress` is told of bytes as they are read, from any thread."""
+    """Does all jobs; `other` holds the twins; `progress` hears of bytes as they are read, from any thread."""
     largest_first = sorted(jobs, key=lambda job: -job.bytes)
 
     def do(job: FileJob, buffers: Buffers) -> FileResult:

@@ -10,7 +10,7 @@ class ShardmillError(Exception):
 
 
 class RecipeError(ShardmillError):
-    """The recipe cannot be used. Holds every problem found in it, so that one reading corrects them all; exit code 2."""
+    """The recipe cannot be used. Holds every problem found in it, so that one reading is enough; exit code 2."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)

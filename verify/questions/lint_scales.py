@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from shardmill.kernels.formats import E4M3_MAX
-
 from shardmill.verify.formats.declared import CONFIG, Declaration
 from shardmill.verify.formats.fused import fused_groups, kind_of
 from shardmill.verify.formats.schemes import INPUT_SCALES, Linear, split_name

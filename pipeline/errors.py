@@ -17,6 +17,10 @@ class RecipeError(ShardmillError):
         super().__init__("\n".join(self.problems))
 
 
+class MissingExtraError(ShardmillError):
+    """What was asked for needs a package that is not installed; exit code 2."""
+
+
 class CheckpointError(ShardmillError):
     """A checkpoint's files contradict each other or the safetensors format."""
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardmill.pipeline.container.header import HEADER_BYTES_MAX
 from shardmill.pipeline.container.side_files import SIDE_FILE_BYTES_MAX, SideFiles, module_folders
-from shardmill.pipeline.errors import CheckpointError, ShardmillError
+from shardmill.pipeline.errors import CheckpointError, MissingExtraError, ShardmillError
 from shardmill.pipeline.types import README_FILE
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _hub_api(place: str) -> Any:
     try:
         from huggingface_hub import HfApi
     except ImportError:
-        raise ShardmillError(f"{place}: needs huggingface_hub; pip install huggingface_hub") from None
+        raise MissingExtraError(f"{place}: needs huggingface_hub; pip install huggingface_hub") from None
     from shardmill.pipeline.container.ranges import hub_address
 
     return HfApi(endpoint=hub_address())

@@ -15,7 +15,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from shardmill.pipeline.errors import BuildError
+from shardmill.pipeline.errors import BuildError, MissingExtraError
 from shardmill.pipeline.manifest.records import Receipt
 from shardmill.pipeline.plan.types import ShardPlan
 from shardmill.pipeline.run.shard import (
@@ -161,7 +161,7 @@ def on_cluster(tasks: Mapping[str, ShardTask], address: str, watch: Watch) -> di
     try:
         from distributed import Client, KilledWorker, as_completed
     except ImportError:
-        raise BuildError("--scheduler needs dask.distributed; pip install distributed") from None
+        raise MissingExtraError("--scheduler needs dask.distributed; pip install distributed") from None
     try:
         client = Client(address, timeout=_CONNECT_SECONDS, set_as_default=False)
     except (OSError, ValueError) as error:

@@ -2,7 +2,7 @@
 PARENT    ?=
 OUT       ?= build/checkpoint
 RECIPE    ?= $(or $(CONFIG),pipeline.toml)
-WORKERS   ?= 2
+WORKERS   ?= auto
 PYTHON    ?= python3
 VENV      := .venv
 BIN       := $(VENV)/bin
@@ -16,11 +16,11 @@ case "$(PARENT)" in ""|hf://?*/?*) ;; *) test -d "$(PARENT)";; esac || { echo "P
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: docs commands test-all report report-shots fuzz mutants help setup plan explain checkpoint verify test bench bench-large bench-profile bench-revisions bench-peers real torture lint clean vllm-test loaders-test serving-wheel install-test gpu-test gpu-forward gpu-forward-parts gpu-bench accept-real accept-coverage torture-calls torture-walk
+.PHONY: docs commands test-all report report-shots fuzz mutants help setup plan explain checkpoint verify test bench bench-large bench-cores bench-profile bench-revisions bench-peers real torture lint clean vllm-test loaders-test serving-wheel install-test gpu-test gpu-forward gpu-forward-parts gpu-bench accept-real accept-coverage torture-calls torture-walk
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  PARENT=dir OUT=dir RECIPE=pipeline.toml WORKERS=2 set what they work on."
+	@echo "  PARENT=dir OUT=dir RECIPE=pipeline.toml WORKERS=auto set what they work on."
 
 setup: $(READY) ## make .venv with the pipeline and the test tools
 
@@ -93,6 +93,10 @@ bench: .venv-bench/.ready ## measure builds, kernels and plans against a plain c
 
 bench-large: .venv-bench/.ready ## a build larger than the memory against a copy; 1.2 times the memory of disk, root
 	$(BENCH) -m bench.large
+	test ! -e build/bench/build.json || $(BENCH) -m bench.write build/bench
+
+bench-cores: .venv-bench/.ready ## builds by 1, 2, 4 ... workers in /dev/shm, and the machine's limits; 60 GB of memory
+	$(BENCH) -m bench.cores
 	test ! -e build/bench/build.json || $(BENCH) -m bench.write build/bench
 
 bench-profile: .venv-bench/.ready ## where a build's time goes, by perf and strace

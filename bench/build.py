@@ -171,7 +171,7 @@ def big_tensor_peak(work: Path, out: Path) -> dict[str, float]:
 def judged(out: Path, rounds: int) -> dict[str, float]:
     """verify integrity against reading and hashing the same files on every core."""
     warm(out)
-    command = [sys.executable, "-m", "verify", "integrity", str(out), "--json"]
+    command = shardmill("verify", "integrity", str(out), "--json")
     return in_turns(
         rounds, {"integrity": lambda: timed(command)["wall"], "read + sha256": lambda: hashed(out)}
     )

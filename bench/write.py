@@ -210,6 +210,38 @@ def peer_ratios(peers: dict[str, Any]) -> str:
     return table("Peers on the same parent", columns, rows) + f"{versions}. {note}"
 
 
+def every_core(cores: dict[str, Any]) -> str:
+    """Builds by number of workers, on the machine that the figures name."""
+    builds, most = cores["builds"], cores["workers"]
+    counts = list(next(iter(builds.values())))
+    rows: list[tuple[Any, ...]] = [
+        (
+            f"build, {kernel}",
+            *(f"{each[count]['wall']:.1f} s ({each[count]['cpu']:.0f})" for count in counts),
+            {"numba": "<= 3.5 / 2.8 s", "numpy": "<= 4.3 / 3.5 s"}[kernel],
+        )
+        for kernel, each in builds.items()
+    ]
+    blank = [""] * (len(counts) - 1)
+    rows.append(("verify integrity", *blank, f"{cores['integrity']:.1f} s", "<= 1.8 / 1.3 s"))
+    rows.append(("read + sha256 of the output", *blank, f"{cores['read + sha256']:.1f} s", ""))
+    rows += [(name, *blank, f"{seconds:.1f} s", "") for name, seconds in cores.get("limits", {}).items()]
+    rows += [(name, *blank, f"{seconds:.1f} s", "") for name, seconds in cores.get("start", {}).items()]
+    rows += [
+        (f"memory of all processes together, {kernel}", *blank, f"{mib} MiB", "")
+        for kernel, mib in cores.get("together_mib", {}).items()
+    ]
+    columns = ("", *(f"{count} workers" for count in counts), f"must / aim at {most}")
+    machine = cores["machine"]
+    note = (
+        f"{machine['cpu']}, {machine['cores']} cores, Python {machine['python']}; "
+        f"{cores['parent_bytes'] / 1e9:.1f} GB in {cores['files']} files, {cores['output_bytes'] / 1e9:.1f} GB out, "
+        f"both in memory (tmpfs), with sha256. Wall seconds, median, and in parentheses processor seconds. "
+        f"Every build writes the same manifest. `make bench-cores`.\n"
+    )
+    return table("Every core", columns, rows) + note
+
+
 def losses(recipes: dict[str, Any]) -> str:
     rows = [
         (
@@ -236,6 +268,7 @@ def main() -> int:
         return 1
     parts = [HEAD.format(**build["machine"]), against_a_copy(build), facts(build), growth(build)]
     others = {
+        "cores": every_core,
         "large": larger_than_memory,
         "peers": peer_ratios,
         "profile": where_time_goes,

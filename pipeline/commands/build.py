@@ -29,9 +29,25 @@ from shardmill.pipeline.container.side_files import missed
 from shardmill.pipeline.manifest.lock import load_lock, lock_path
 from shardmill.pipeline.manifest.store import Store
 from shardmill.pipeline.run import build as run
+from shardmill.pipeline.run.cores import WORKERS_MAX, usable_workers
 from shardmill.pipeline.run.prepare import prepare
 from shardmill.pipeline.run.unchanged import is_unchanged
 from shardmill.pipeline.stages.job import Settings, Watch
+
+
+class Workers(click.ParamType[int]):
+    """A number of workers, or "auto"."""
+
+    name = f"auto|1-{WORKERS_MAX}"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if value == "auto":
+            return usable_workers()
+        if isinstance(value, str) and value.isdecimal() and 1 <= int(value) <= WORKERS_MAX:
+            return int(value)
+        if isinstance(value, int):
+            return value
+        return self.fail(f"{value!r} is neither auto nor a number from 1 to {WORKERS_MAX}", param, ctx)
 
 
 @click.command()
@@ -39,7 +55,11 @@ from shardmill.pipeline.stages.job import Settings, Watch
 @parent_option
 @out_option()
 @click.option(
-    "--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Shards made at a time."
+    "--workers",
+    type=Workers(),
+    default="auto",
+    show_default=True,
+    help="Processes that make shards; auto: as many as cores and memory allow.",
 )
 @click.option("--kernel", type=click.Choice(["auto", "numpy", "numba"]), default="auto", show_default=True)
 @click.option(
@@ -53,7 +73,8 @@ from shardmill.pipeline.stages.job import Settings, Watch
 @click.option("--sha256/--no-sha256", default=True, show_default=True, help="Hash every output file.")
 @click.option("--expect-key", help="Refuse to build any plan but the one with this key (see plan --json).")
 @click.option(
-    "--scheduler", help="Address of a dask.distributed scheduler, e.g. tcp://host:8786; default: threads."
+    "--scheduler",
+    help="Address of a dask.distributed scheduler, e.g. tcp://host:8786; default: processes of this machine.",
 )
 @click.option(
     "--strict",
@@ -128,6 +149,7 @@ class _Done:
     files_written: tuple[str, ...] = ()
     bytes_read: int = 0
     kernel: str = "none"
+    workers: int = 0
     plan_key: str | None = None
     recipe: str | None = None
     shards: int = 0
@@ -141,6 +163,7 @@ def _facts(summary: run.Summary) -> _Done:
         files_written=summary.files_written,
         bytes_read=summary.bytes_read,
         kernel=summary.kernel,
+        workers=summary.workers,
         plan_key=summary.plan.key,
         recipe=summary.plan.recipe,
         shards=len(summary.plan.shards),
@@ -156,7 +179,7 @@ def _nothing(out: Path) -> _Done:
 
 
 def _as_json(done: _Done) -> dict[str, Any]:
-    names = ("made", "resumed", "files_written", "bytes_read", "kernel", "plan_key", "odd")
+    names = ("made", "resumed", "files_written", "bytes_read", "kernel", "workers", "plan_key", "odd")
     return {name: getattr(done, name) for name in names}
 
 
@@ -180,4 +203,5 @@ def _show(done: _Done, out: Path, seconds: float) -> None:
         f"built {out} in {seconds:.1f} s: {counted(len(done.made), 'shard')} made{resumed}, {fresh} up to date, "
         f"{counted(len(done.files_written), 'file')} written, {human(done.bytes_read)} read"
     )
-    click.echo(f"kernel: {done.kernel}; recipe: {done.recipe}; plan key: {done.plan_key}")
+    workers = counted(done.workers, "worker")
+    click.echo(f"kernel: {done.kernel}; {workers}; recipe: {done.recipe}; plan key: {done.plan_key}")

@@ -66,7 +66,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 
 def _is_devnull(number: int) -> bool:
     try:
-        return os.fstat(number).st_rdev == os.stat(os.devnull).st_rdev
+        return os.fstat(number).st_rdev == Path(os.devnull).stat().st_rdev
     except OSError:
         return True
 

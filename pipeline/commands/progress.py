@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 _SECONDS_BETWEEN_LINES = 10.0
+_SECONDS_BETWEEN_FRAMES = 0.1
 
 
 class Meter(Protocol):
@@ -55,19 +56,25 @@ def _bar() -> Progress:
         progress.TransferSpeedColumn(),
         progress.TimeRemainingColumn(),
     )
-    return progress.Progress(*columns, console=Console(stderr=True), transient=True)
+    # No thread of its own: a build forks its workers, and a lock that another thread holds would stay held in them.
+    return progress.Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False)
 
 
 class _Bar:
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._task = progress.add_task("building", total=None)
+        self._drawn = 0.0
 
     def begin(self, total: int) -> None:
         self._progress.update(self._task, total=total)
 
     def advance(self, count: int) -> None:
         self._progress.advance(self._task, count)
+        now = time.monotonic()
+        if now - self._drawn >= _SECONDS_BETWEEN_FRAMES:
+            self._drawn = now
+            self._progress.refresh()
 
 
 class _Lines:

@@ -111,12 +111,16 @@ class Source:
 class Sink:
     """A new file of a known size. The room is reserved at once, so that a full disk is met before the work."""
 
-    def __init__(self, path: Path, size: int, once: bool = False) -> None:
-        """`once` is as a Source's."""
-        self.path, self.size, self._once = path, size, once
+    def __init__(
+        self, path: Path, size: int, once: bool = False, anew: bool = True, sync: bool = True
+    ) -> None:
+        """`once` is as a Source's. `anew` False: another process has made the file. `sync` False: another one will wait
+        for the disk.
+        """
+        self.path, self.size, self._once, self._waits = path, size, once, sync
         self._unsent = 0  # bytes written since the kernel was last asked to send them to the disk
         try:
-            self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            self.fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if anew else 0), 0o666)
         except OSError as failure:
             raise self._failed(failure) from None
 
@@ -127,7 +131,7 @@ class Sink:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if error is None:
+            if error is None and self._waits:
                 self._sync()
         finally:
             os.close(self.fd)

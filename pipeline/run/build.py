@@ -37,6 +37,7 @@ class Summary:
     files_written: tuple[str, ...]  # every published file that was written anew, shards included
     bytes_read: int
     kernel: str  # that encoded weights; none where none were
+    workers: int = 0  # of this machine that made shards
     odd: tuple[str, ...] = ()  # a sentence for each tensor that holds NaN, Inf or nothing but zeros
 
     @property
@@ -92,7 +93,7 @@ def _build(
     refuse_full_disk(todo, parent, store.out, settings.passthrough)
     bytes_read = sum(input_bytes(parent, shard) for shard in todo)
     begin(bytes_read)
-    make_shards(todo, prepared, store.out, settings, watch)
+    workers = make_shards(todo, prepared, store.out, settings, watch).workers
     made = _made(stale, store)
     _tell_what_goes(plan, memory, tell)
     _tell_of_numba(settings, todo, tell)
@@ -105,9 +106,8 @@ def _build(
         )
     inputs = Inputs(prepared.inputs, prepared.began)
     store.save(noted(inputs, published.files, store.out, published.stats, settings))
-    return Summary(
-        plan, tuple(stale), published.written, bytes_read, _kernel_name(settings, todo), published.odd
-    )
+    kernel = _kernel_name(settings, todo)
+    return Summary(plan, tuple(stale), published.written, bytes_read, kernel, workers, published.odd)
 
 
 def _made(stale: Sequence[Verdict], store: Store) -> dict[str, Staged]:

@@ -1,4 +1,5 @@
-"""Scheduling: one task a shard, over pinned threads or a dask.distributed cluster. Neither ever names anything.
+"""Scheduling: one task a shard, over processes of this machine, a thread of this process, or a dask.distributed
+cluster. None of them ever names anything.
 
 A graph of 121 tasks costs nothing; one of 150,000 tensors would cost minutes. On a cluster every worker sees the
 parent and the output folder under the same paths.
@@ -8,16 +9,20 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from itertools import cycle, islice
+from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import Any
 
+from shardmill.pipeline.container.filesystem import losses, note_losses
 from shardmill.pipeline.errors import BuildError, MissingExtraError
 from shardmill.pipeline.manifest.records import Receipt
 from shardmill.pipeline.plan.types import ShardPlan
+from shardmill.pipeline.run.cores import cores_for, memory_bytes
+from shardmill.pipeline.run.processes import Fill, Finish, Unit, in_processes
 from shardmill.pipeline.run.shard import (
     Input,
     ShardTask,
@@ -27,19 +32,27 @@ from shardmill.pipeline.run.shard import (
     input_bytes,
     make_shard,
 )
+from shardmill.pipeline.run.shared import compiled, shared_out
 from shardmill.pipeline.stages.job import Prepared, Settings, StoppedError, Watch, Worker
 
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _CONNECT_SECONDS = 5
 _THREADS_A_WORKER = 4  # one that fills a shard, and others whose shards wait for the disk
 
 
+@dataclass(frozen=True, slots=True)
+class Made:
+    """The receipts of the shards that were made, by file, and how many workers of this machine made them."""
+
+    receipts: dict[str, Receipt]
+    workers: int
+
+
 def make_shards(
     todo: Sequence[ShardPlan], prepared: Prepared, out: Path, settings: Settings, watch: Watch
-) -> dict[str, Receipt]:
-    """File -> receipt of each shard in `todo`; the largest are begun first."""
+) -> Made:
+    """Makes each shard in `todo`; the largest are begun first."""
     if not todo:
-        return {}
+        return Made({}, 0)
     parent = prepared.parent
     headers = {header.shard: header for header in parent.headers}
     bytes_moved = sum(input_bytes(parent, shard) + shard.header.file_bytes for shard in todo)
@@ -58,18 +71,38 @@ def make_shards(
         for shard in sorted(todo, key=lambda shard: (-shard.header.file_bytes, shard.file))
     }
     if settings.scheduler:
-        return on_cluster(tasks, settings.scheduler, watch)
-    return in_threads(tasks, settings.workers, watch)
+        return Made(on_cluster(tasks, settings.scheduler, watch), 0)
+    if settings.workers > 1 and _can_fork():
+        return on_processes(tasks, settings.workers, watch)
+    return Made(in_threads(tasks, settings.workers, watch), min(settings.workers, len(tasks)))
 
 
-def memory_bytes() -> int:
-    """What this process may fill: the machine's memory, or its container's (cgroup v2)."""
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        container = _CGROUP_LIMIT.read_text().strip()
-    except OSError:
-        return machine
-    return min(machine, int(container)) if container.isdigit() else machine
+def _can_fork() -> bool:
+    """Whether no other thread of this program could hold a lock that its child would wait for without end."""
+    return hasattr(os, "fork") and threading.active_count() == 1
+
+
+def on_processes(tasks: Mapping[str, ShardTask], most: int, watch: Watch) -> Made:
+    """Made by forked processes, each on a core of its own: `most`, or fewer where there is less to do."""
+    units, work = shared_out(tasks, most)
+    workers = min(most, len(units))
+    kernels, cores = compiled(tasks.values()), list(cores_for(workers))
+
+    def make_fill(place: int) -> Fill:
+        worker = Worker(cores[place], kernels=kernels)
+        _pin(worker)
+
+        def fill_unit(unit: Unit, results: Mapping[str, Any], own_watch: Watch) -> Finish:
+            before = {name: result for name, (result, _) in results.items()}
+            finish = work[unit.name](before, own_watch, worker)
+            return lambda: (finish(), losses())
+
+        return fill_unit
+
+    results = in_processes(units, workers, make_fill, watch)
+    for _, found in results.values():
+        note_losses(found)
+    return Made({file: results[file][0] for file in tasks}, workers)
 
 
 def in_threads(tasks: Mapping[str, ShardTask], workers: int, watch: Watch) -> dict[str, Receipt]:
@@ -82,7 +115,7 @@ def in_threads(tasks: Mapping[str, ShardTask], workers: int, watch: Watch) -> di
     for item in tasks.items():
         todo.put(item)
     free: SimpleQueue[Worker] = SimpleQueue()
-    for core in _cores(workers):
+    for core in cores_for(workers):
         free.put(Worker(core))
     receipts: dict[str, Receipt] = {}
 
@@ -135,15 +168,6 @@ def _stopping(watch: Watch) -> Iterator[None]:
     except BaseException:
         watch.stop.set()
         raise
-
-
-def _cores(workers: int) -> Iterable[int | None]:
-    """A core for each worker, and most likely others than those of another build; none where there are too few."""
-    cores = sorted(os.sched_getaffinity(0))
-    if workers > len(cores):
-        return [None] * workers
-    first = os.getpid() * workers % len(cores)
-    return islice(cycle(cores), first, first + workers)
 
 
 def _pin(worker: Worker) -> None:

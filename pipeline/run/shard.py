@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 from shardmill.pipeline.container.files import Sink, Source
 from shardmill.pipeline.container.filesystem import replace
@@ -15,10 +16,10 @@ from shardmill.pipeline.errors import CheckpointError
 from shardmill.pipeline.manifest.records import Receipt
 from shardmill.pipeline.manifest.state import Staged
 from shardmill.pipeline.manifest.store import Store
-from shardmill.pipeline.plan.types import ShardPlan
+from shardmill.pipeline.plan.types import Piece, ShardPlan
 from shardmill.pipeline.run.digests import steadily, tensors_in
 from shardmill.pipeline.stages import STAGES
-from shardmill.pipeline.stages.dag import arrange
+from shardmill.pipeline.stages.dag import Dag, arrange
 from shardmill.pipeline.stages.job import Products, Settings, ShardJob, Watch, Worker
 from shardmill.pipeline.types import Parent, Stat, TensorRef
 
@@ -46,6 +47,10 @@ class ShardTask:
     once: bool = False  # the build is larger than the memory: keep none of its bytes in the page cache
 
     @property
+    def dag(self) -> Dag:
+        return arrange(self.dag_needs, STAGES)
+
+    @property
     def input_bytes(self) -> int:
         """Bytes that the progress of this task comes to."""
         return sum(each.stat[0] for each in self.inputs)
@@ -69,24 +74,75 @@ def input_bytes(parent: Parent, shard: ShardPlan) -> int:
 
 def fill(task: ShardTask, watch: Watch, worker: Worker) -> StagedShard:
     """Runs the shard stages of the DAG over one shard. The caller finishes the StagedShard, which holds a file open."""
-    store, dag = Store(task.out), arrange(task.dag_needs, STAGES)
-    whole = store.staging / task.plan.file
-    staged = whole.with_name(f"{whole.name[:_NAME_SHOWN]}.{secrets.token_hex(4)}")
-    with ExitStack() as written, ExitStack() as read:
+    staged = _new_place(task)
+    with ExitStack() as written:
+        sink = written.enter_context(Sink(staged, task.plan.header.file_bytes, task.once))
+        if task.plan.rewritten:
+            sink.reserve()
+        products = Products(pieces=task.plan.pieces)
+        made, stats = _run(task, task.dag.of_shards(), products, sink, watch, worker)
+        return StagedShard(made["receipt"], stats, staged, _whole(task), written.pop_all())
+
+
+def begin_shared(task: ShardTask) -> Path:
+    """Makes the file of a shard that several workers will fill, and returns its place."""
+    staged = _new_place(task)
+    with Sink(staged, task.plan.header.file_bytes, sync=False) as sink:
+        sink.reserve()
+    return staged
+
+
+def fill_part(
+    task: ShardTask, pieces: tuple[Piece, ...], staged: Path, watch: Watch, worker: Worker
+) -> Products:
+    """What the stages that go piece by piece make of some of the pieces; their bytes are in the file at `staged`."""
+    with Sink(staged, task.plan.header.file_bytes, anew=False, sync=False) as sink:
+        products, _ = _run(task, task.dag.by_piece(), Products(pieces=pieces), sink, watch, worker)
+    del products["pieces"]
+    return products
+
+
+def fill_rest(
+    task: ShardTask, parts: Sequence[Products], staged: Path, watch: Watch, worker: Worker
+) -> StagedShard:
+    """Runs the other stages over a shard of which `parts` are done."""
+    made: dict[str, Any] = {"pieces": task.plan.pieces}
+    for part in parts:
+        for name, product in part.items():
+            made.setdefault(name, {}).update(product)
+    names = [name for name in task.dag.of_shards() if name not in task.dag.by_piece()]
+    with ExitStack() as written:
+        sink = written.enter_context(Sink(staged, task.plan.header.file_bytes, task.once, anew=False))
+        products, stats = _run(task, names, cast(Products, made), sink, watch, worker)
+        return StagedShard(products["receipt"], stats, staged, _whole(task), written.pop_all())
+
+
+def _run(
+    task: ShardTask, names: Sequence[str], products: Products, sink: Sink, watch: Watch, worker: Worker
+) -> tuple[Products, dict[str, Stat]]:
+    """Runs stages; where they make the receipt, also the Stats under which the inputs are what it tells of."""
+    with ExitStack() as read:  # its end tells of a source that changed, before the sink is let go
         opened = {
             shard: (read.enter_context(Source(each.path, each.stat, task.once)), each.data_begin)
             for shard, each in zip(task.plan.inputs, task.inputs, strict=True)
         }
-        sink = written.enter_context(Sink(staged, task.plan.header.file_bytes, task.once))
-        if task.plan.rewritten:
-            sink.reserve()
         source, data_begin = opened[task.plan.inputs[0]]
         job = ShardJob(task.plan, source, sink, task.settings, worker, watch, data_begin, opened)
-        products = dag.run("shard", dag.of_shards(), job, Products(pieces=task.plan.pieces))
-        read.close()  # which tells of a source that changed, before the sink is let go
-        receipt = products["receipt"]
-        stats = {shard: _proven(shard, *opened[shard], task.plan, receipt) for shard in opened}
-        return StagedShard(receipt, stats, staged, whole, written.pop_all())
+        made = task.dag.run("shard", names, job, products)
+    receipt = made.get("receipt")
+    proven = (
+        {shard: _proven(shard, *opened[shard], task.plan, receipt) for shard in opened} if receipt else {}
+    )
+    return made, proven
+
+
+def _whole(task: ShardTask) -> Path:
+    return Store(task.out).staging / task.plan.file
+
+
+def _new_place(task: ShardTask) -> Path:
+    whole = _whole(task)
+    return whole.with_name(f"{whole.name[:_NAME_SHOWN]}.{secrets.token_hex(4)}")
 
 
 def _proven(shard: str, source: Source, data_begin: int, plan: ShardPlan, receipt: Receipt) -> Stat:

@@ -15,6 +15,7 @@ from time import sleep, time_ns
 
 from shardmill.pipeline.container.filesystem import shows_later_writes, stat_or_none, wait_for_fine_clock
 from shardmill.pipeline.container.header import file_stat
+from shardmill.pipeline.errors import CheckpointError
 from shardmill.pipeline.manifest.digest import key_of
 from shardmill.pipeline.manifest.lock import Lock
 from shardmill.pipeline.manifest.records import MANIFEST_FILE
@@ -110,7 +111,7 @@ def _stats_named(recipe: Recipe) -> dict[str, Stat]:
 def _stats_below(folders: Iterable[Path]) -> dict[str, Stat]:
     """Path -> stat of every file below `folders`, but for what Python and numba compile and keep there.
 
-    Raises OSError where a folder can't be listed: it is not an empty one.
+    Raises CheckpointError where a folder can't be listed: it is not an empty one.
     """
     return {
         str(path): stat
@@ -124,4 +125,6 @@ def _stats_below(folders: Iterable[Path]) -> dict[str, Stat]:
 
 
 def _raise(error: OSError) -> None:
-    raise error
+    raise CheckpointError(
+        f"{error.filename}: cannot be listed: {error.strerror}; make it readable, or remove it"
+    )

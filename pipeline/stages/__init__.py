@@ -25,9 +25,9 @@ STAGES: Mapping[str, Stage] = {
         input_scales, consumes=("parent",), produces="parent", scope="checkpoint", options=("from", "into")
     ),
     "classify": Stage(classify, consumes=("parent",), produces="assignments", scope="checkpoint"),
-    "quantize": Stage(quantize, consumes=("pieces",), produces="codes", scope="shard"),
+    "quantize": Stage(quantize, consumes=("pieces",), produces="codes", scope="shard", by_piece=True),
     "scales": Stage(scales, consumes=("codes",), produces="scales", scope="shard"),
-    "dequantize": Stage(dequantize, consumes=("pieces",), produces="values", scope="shard"),
+    "dequantize": Stage(dequantize, consumes=("pieces",), produces="values", scope="shard", by_piece=True),
     "convert": Stage(convert, consumes=("pieces",), produces="converted", scope="shard"),
     "reconcile": Stage(reconcile, consumes=("pieces",), produces="repairs", scope="shard"),
     "rewrite": Stage(

@@ -28,7 +28,8 @@ class Stage:
     """A row of the table of stages.
 
     `run(context, **products)` gets what the stage `consumes`, and of what it `accepts` that which its needs
-    produce; it returns its one product. A stage of scope "shard" runs once for each shard.
+    produce; it returns its one product. A stage of scope "shard" runs once for each shard. One that is `by_piece`
+    consumes pieces alone and makes a dict, each entry from its piece alone: so several workers can share its work.
     """
 
     run: Callable[..., Any]
@@ -37,6 +38,7 @@ class Stage:
     consumes: tuple[str, ...] = ()
     accepts: tuple[str, ...] = ()
     options: tuple[str, ...] = ()  # keys that its table in the recipe may hold beside `needs`
+    by_piece: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,10 @@ class Dag:
 
     def of_shards(self) -> list[str]:
         return [name for name in self.order if self.table[name].scope == "shard"]
+
+    def by_piece(self) -> list[str]:
+        """Of the shard stages, those whose work several workers can share."""
+        return [name for name in self.of_shards() if self.table[name].by_piece]
 
     def after_shards(self) -> list[str]:
         return [name for name in self.order if self._side(name) == "after"]

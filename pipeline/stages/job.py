@@ -34,15 +34,13 @@ class StoppedError(BuildError):
 class Settings:
     """How a build goes about it. None of these changes a byte of a weight file."""
 
-    workers: int = 2
+    workers: int = 1  # processes, where there are several
     kernel: str = "auto"
     file_digests: bool = True  # sha256 of every output file
     passthrough: Passthrough = "copy"
     paranoid: bool = False  # believe no stat, hash everything again
     strict: bool = False  # refuse NaN, Inf, matrices of zeros and empty tensors
-    scheduler: str | None = (
-        None  # address of a dask.distributed scheduler; without one, threads of this process
-    )
+    scheduler: str | None = None  # address of a dask.distributed scheduler; without one, this machine
 
 
 @dataclass

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shardmill.kernels.block_fp8 import NonFinite, decode, encode_reference, encoder, grid, known_kernels
+from shardmill.kernels.block_fp8 import (
+    NonFinite,
+    decode,
+    encode_reference,
+    encoder,
+    grid,
+    known_kernels,
+    why_no_numba,
+)
 from shardmill.kernels.block_fp8_numpy import NumpyRows
 from shardmill.kernels.formats import E4M3_MAX, E4M3_VALUES, f32_to_bf16, nearest_codes
 from tests.kernels.conftest import FINITE_BF16, as_f32, assert_same_bits, bell, encode, words
@@ -201,10 +209,13 @@ def test_a_numba_that_cannot_run_counts_as_none(monkeypatch, refusal):
         raise refusal
 
     known_kernels.cache_clear()
+    why_no_numba.cache_clear()
     monkeypatch.setattr("importlib.import_module", refuse)
     assert known_kernels() == ("numpy",)
     assert encoder("amax/1", (128, 128)).name == "numpy"
+    assert str(refusal) in str(why_no_numba())
     known_kernels.cache_clear()
+    why_no_numba.cache_clear()
 
 
 def test_grid_covers_the_matrix():

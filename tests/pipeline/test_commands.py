@@ -303,7 +303,7 @@ def test_an_expected_key_that_is_met_builds(shardmill: Callable[..., Told], plac
     assert shardmill("build", *places, "--expect-key", key)[0] == 0
 
 
-@pytest.mark.parametrize("place", ["save", "stage", "commit", "start", "keep_receipt"])
+@pytest.mark.parametrize("place", ["save", "stage", "commit", "keep_receipt"])
 def test_an_error_of_the_operating_system_is_a_sentence_too(
     shardmill: Callable[..., Told], places: list[Any], monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -383,19 +383,27 @@ def test_a_reader_that_leaves_early_is_no_traceback(places: list[Any]) -> None:
     assert err == ""
 
 
+@pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_stops_a_build_at_once_and_the_next_one_finishes_it(
-    shardmill: Callable[..., Told], places: list[Any], reference: dict[str, bytes], number: int, code: int
+    shardmill: Callable[..., Told],
+    places: list[Any],
+    reference: dict[str, bytes],
+    number: int,
+    code: int,
+    workers: int,
 ) -> None:
-    """The build signals itself from a worker, in the middle of a shard."""
+    """The build is signalled from a worker, a thread of it or a process, in the middle of a shard."""
     script = (
         f"{HEARS_SIGINT}"
-        "import os, shardmill.pipeline.stages.job as job\n"
+        "import os, shardmill.pipeline.stages.job as job, shardmill.pipeline.run.processes as processes\n"
         "from shardmill.pipeline.commands.main import main\n"
-        f"job.Watch.done = lambda self, count: (os.kill(os.getpid(), {int(number)}), __import__('time').sleep(120))\n"
+        "build = os.getpid()\n"
+        f"signalled = lambda self, count: (os.kill(build, {int(number)}), __import__('time').sleep(120))\n"
+        "job.Watch.done = processes.BoardWatch.done = signalled\n"
         "main()"
     )
-    command = [sys.executable, "-c", script, "build", *map(str, places)]
+    command = [sys.executable, "-c", script, "build", *map(str, places), "--workers", str(workers)]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert told.returncode == code
     assert "run the same command to continue" in told.stderr
@@ -410,8 +418,11 @@ def test_a_second_signal_on_the_way_out_is_not_heard(places: list[Any]) -> None:
     script = (
         f"{HEARS_SIGINT}"
         "import os, shardmill.pipeline.stages.job as job, shardmill.pipeline.commands.main as commands\n"
-        "interrupt = lambda: os.kill(os.getpid(), 2)\n"
-        "job.Watch.done = lambda self, count: (interrupt(), __import__('time').sleep(120))\n"
+        "import shardmill.pipeline.run.processes as processes\n"
+        "build = os.getpid()\n"
+        "interrupt = lambda: os.kill(build, 2)\n"
+        "done = lambda self, count: (interrupt(), __import__('time').sleep(120))\n"
+        "job.Watch.done = processes.BoardWatch.done = done\n"
         "say = commands.click.echo\n"
         "commands.click.echo = lambda *words, **how: (interrupt(), say(*words, **how))\n"
         "commands.main()"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,6 +16,8 @@ from shardmill.verify.rules.findings import Report, printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+
+_SECONDS_BETWEEN_FRAMES = 0.1
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -113,10 +116,15 @@ class Bar:
 
     def __init__(self) -> None:
         self._bar = _terminal_bar() if sys.stderr.isatty() else None
+        self._drawn = 0.0
 
     def __call__(self, done: int, total: int) -> None:
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=done, total=total)
+            now = time.monotonic()
+            if now - self._drawn >= _SECONDS_BETWEEN_FRAMES:
+                self._drawn = now
+                self._bar.refresh()
 
     def __enter__(self) -> Bar:
         if self._bar is not None:
@@ -138,6 +146,7 @@ def _terminal_bar() -> Progress:
         progress.TransferSpeedColumn(),
         progress.TimeRemainingColumn(),
     )
-    bar = progress.Progress(*columns, console=Console(stderr=True), transient=True)
+    # No thread of its own: what is read is spread over forked processes, and a fork must not meet threads.
+    bar = progress.Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False)
     bar.add_task("", total=None)
     return bar

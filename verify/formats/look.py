@@ -18,13 +18,34 @@ FRONT_BYTES = 4_096
 
 @dataclass(slots=True)
 class Sightings:
-    """What the pass saw beside its findings; a name is written by the one thread that reads its tensor."""
+    """What the pass saw beside its findings, of all tensors."""
 
     runs: dict[str, tuple[Run, ...]] = field(default_factory=dict)  # of zero bytes
     zero_blocks: set[str] = field(default_factory=set)  # codes in which a block may be all zero
     zero_scales: set[str] = field(default_factory=set)  # block scales of which one is zero
     fronts: dict[str, int] = field(default_factory=dict)  # a digest of a weight's first bytes
     seen: set[str] = field(default_factory=set)  # every tensor that was looked at to its end
+
+    def add(self, name: str, seen: Sighting) -> None:
+        self.seen.add(name)
+        if seen.runs:
+            self.runs[name] = seen.runs
+        if seen.zero_block:
+            self.zero_blocks.add(name)
+        if seen.zero_scale:
+            self.zero_scales.add(name)
+        if seen.front is not None:
+            self.fronts[name] = seen.front
+
+
+@dataclass(slots=True)
+class Sighting:
+    """The same of one tensor. It can come from another process."""
+
+    runs: tuple[Run, ...] = ()
+    zero_block: bool = False
+    zero_scale: bool = False
+    front: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +60,10 @@ class Plan:
 
 
 class Look:
-    """Fed the bytes in order by `verify.reading.stream`."""
+    """Fed the bytes in order by `verify.reading.stream`; `outcome` is what it saw."""
 
-    def __init__(self, plan: Plan, sightings: Sightings) -> None:
-        self._plan, self._sightings, self._seen = plan, sightings, 0
+    def __init__(self, plan: Plan) -> None:
+        self._plan, self.outcome, self._seen = plan, Sighting(), 0
         self._check = ElementCheck(plan.tensor, plan.law) if plan.law is not None else None
         self._runs = ZeroRuns(plan.tensor.bytes) if plan.runs else None
 
@@ -51,12 +72,12 @@ class Look:
             self._check.feed(strip)
         if self._runs is not None:
             self._runs.feed(strip)
-        if self._plan.block_bytes and self._plan.tensor.name not in self._sightings.zero_blocks:
+        if self._plan.block_bytes and not self.outcome.zero_block:
             self._blocks(strip)
         if self._plan.scales and not strip.all():
-            self._sightings.zero_scales.add(self._plan.tensor.name)
+            self.outcome.zero_scale = True
         if self._plan.runs and not self._seen:
-            self._sightings.fronts[self._plan.tensor.name] = crc32(strip[:FRONT_BYTES].data)
+            self.outcome.front = crc32(strip[:FRONT_BYTES].data)
         self._seen += len(strip)
 
     def _blocks(self, strip: U8) -> None:
@@ -64,15 +85,11 @@ class Look:
         aligned = strip[-self._seen % 8 :]
         words = aligned[: len(aligned) // 8 * 8].view("<u8")
         if not bool(words[:: max(self._plan.block_bytes // 16, 1)].all()):
-            self._sightings.zero_blocks.add(self._plan.tensor.name)
+            self.outcome.zero_block = True
 
     def findings(self) -> list[Finding]:
-        name = self._plan.tensor.name
-        self._sightings.seen.add(name)
         if self._runs is not None:
-            runs = self._runs.finish()
-            if runs:
-                self._sightings.runs[name] = runs
+            self.outcome.runs = tuple(self._runs.finish())
         return self._check.findings() if self._check is not None else []
 
 

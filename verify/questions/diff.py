@@ -86,7 +86,9 @@ def _sort(
             other_form.add(name)
     _compare(old, new, same_form, what, by_bytes, progress)
     pairs = [pair for pair in pairs_of(new, old, False) if pair.name in other_form]
-    for loss in pinned(lambda pair, _: loss_of(pair, new.source, old.source), pairs, lambda: None):
+    remote = new.source.remote or old.source.remote
+    losses = pinned(lambda pair, _: loss_of(pair, new.source, old.source), pairs, lambda: None, remote=remote)
+    for loss in losses:
         what.reencoded[loss.name] = loss.error
     what.retyped = sorted(other_form - what.reencoded.keys())
     scales_of = {split_name(name)[0] for name in what.reencoded}
@@ -121,7 +123,7 @@ def _compare(
         for file, tasks in to_read.items()
     ]
     done = Progress(sum(job.bytes for job in jobs), progress)
-    results = stream(new.source, jobs, old.source, done.add)
+    results = stream(new.source, jobs, old.source, done)
     for job in jobs:
         unequal = results[job.file].unequal
         what.changed |= unequal

@@ -163,9 +163,11 @@ def _data(
     report.coverage = coverage_of(checkpoint, opened.linears, looked_at)
     sources = origin.source_jobs() if origin is not None else []
     done = Progress(sum(job.bytes for job in (*jobs, *sources)), progress)
-    results = stream(checkpoint.source, jobs, parent, done.add)
+    results = stream(checkpoint.source, jobs, parent, done)
     for result in results.values():
         report.add(*result.findings)
+        for name, sighting in result.outcomes.items():
+            opened.sightings.add(name, sighting)
         if checkpoint.manifest is not None:
             report.add(*_digest_faults(checkpoint.manifest, result))
         for name, first in result.unequal.items():
@@ -178,7 +180,7 @@ def _data(
     report.checks("floats")
     _say_digests(checkpoint, report)
     if origin is not None and parent is not None:
-        report.add(*origin.source_faults(stream(parent, sources, None, done.add)))
+        report.add(*origin.source_faults(stream(parent, sources, None, done)))
         report.checks("parent")
 
 
@@ -255,7 +257,7 @@ def _task(tensor: Tensor, digest: bool, opened: Opened, twins: dict[str, Tensor]
     plan = (
         plan if plan is not None and plan.tensor == tensor else None
     )  # of a name that two files have, the one that counts
-    watch = partial(Look, plan, opened.sightings) if plan is not None else None
+    watch = partial(Look, plan) if plan is not None else None
     return Task(tensor, digest, watch, twin) if digest or watch or twin is not None else None
 
 

@@ -122,13 +122,22 @@ def _held(kin: Kin, origin: Parentage, name: str, theirs: Tensor) -> Iterator[Fi
         origin.twins[ours.name] = theirs
 
 
+RECOMPUTED = (
+    ".inv_freq",
+    ".cos_cached",
+    ".sin_cached",
+    ".position_ids",
+    ".masked_bias",
+)  # buffers, not weights
+
+
 def _gone(kin: Kin, origin: Parentage, name: str, theirs: Tensor) -> Iterator[Finding]:
     manifest = kin.manifest
     if _in_converted_module(kin, name):
         origin.excuse("converted: roundtrip and reproduce compare it", name)
     elif manifest is not None and name in manifest.dropped:
         block = container_of(name)
-        if block in kin.containers:
+        if block in kin.containers and not name.endswith(RECOMPUTED):
             got = f"left out, and other tensors of {block} are here"
             yield Finding("dropped-in-part", theirs.file, name, "a whole block left out", got)
         origin.excuse("left out, as the manifest declares", name)

@@ -115,7 +115,7 @@ def reproduce(
         def open_both() -> tuple[OpenFiles, OpenFiles]:
             return of_threads.enter_context(OpenFiles(source)), of_threads.enter_context(OpenFiles(parent))
 
-        counts = pinned(check, with_blocks, open_both)
+        counts = pinned(check, with_blocks, open_both, done=done, remote=source.remote or parent.remote)
     for count in counts:
         report.add(*count.findings)
     by_name = {weights[p].codes.name: count for p, count in zip(with_blocks, counts, strict=True)}

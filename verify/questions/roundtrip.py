@@ -166,7 +166,9 @@ def roundtrip(
         done.add(pair.child.tensor.bytes)
         return loss
 
-    losses = pinned(measure, sorted(pairs, key=lambda pair: -pair.child.tensor.bytes), lambda: None)
+    largest_first = sorted(pairs, key=lambda pair: -pair.child.tensor.bytes)
+    remote = source.remote or parent.remote
+    losses = pinned(measure, largest_first, lambda: None, done=done, remote=remote)
     by_name = {loss.name: loss for loss in losses}
     for pair in pairs:
         report.add(*_faults(pair, by_name[pair.name], limits))

@@ -99,6 +99,10 @@ class _Reader:
         self._scale.faulty = any(finding.slug != "scale-not-positive" for finding in findings)
         return findings
 
+    @property
+    def outcome(self) -> Scale:
+        return self._scale
+
 
 def read_scales(
     checkpoint: Checkpoint,
@@ -130,8 +134,9 @@ def read_scales(
         )
     jobs = [FileJob(file, checkpoint.files[file], False, tuple(tasks)) for file, tasks in by_file.items()]
     done = Progress(sum(job.bytes for job in jobs), progress)
-    for result in stream(checkpoint.source, jobs, progress=done.add).values():
+    for result in stream(checkpoint.source, jobs, done=done).values():
         report.add(*result.findings)
+        scales |= result.outcomes
     return {name: scale for name, scale in scales.items() if scale.count}
 
 

@@ -1,8 +1,9 @@
 """Every byte of a checkpoint in one pass: sha256 of files, xxh3-128 of tensors, values, comparison with the parent.
 
-Pinned threads take whole files, the largest first. A file is read once, in strips, into a buffer that is reused; every
-reader of its bytes is fed from that strip while it is in the cache. Results come back by file, so that their order
-never depends on the threads.
+Workers take whole files, the largest first. A file is read once, in strips, into a buffer that is reused; every
+reader of its bytes is fed from that strip while it is in the cache. A file that would keep one worker busy while others
+have nothing left is shared: one takes its sha256, the others its tensors. Results come back by file, so that neither
+their order nor their content depends on the workers.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from shardmill.verify.reading.header import Tensor
+from shardmill.verify.reading.processes import WORKERS_MAX, usable_cores
+from shardmill.verify.reading.progress import Progress
 from shardmill.verify.reading.source import Reader, Source
 from shardmill.verify.reading.threads import THREADS_MAX, pinned
 from shardmill.verify.rules.findings import Finding, UnreadableError
@@ -37,6 +40,10 @@ class Watcher(Protocol):
     def feed(self, strip: Strip) -> object: ...
 
     def findings(self) -> list[Finding]: ...
+
+    @property
+    def outcome(self) -> object:
+        """What else it found out, to be given back in FileResult.outcomes; None for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,24 +80,72 @@ class FileResult:
         default_factory=dict
     )  # tensor -> the first byte that differs from its twin's
     findings: list[Finding] = field(default_factory=list)
+    outcomes: dict[str, Any] = field(default_factory=dict)  # tensor -> its watcher's outcome
+    names: tuple[str, ...] = ()  # of the tensors that were looked at
+    broken: bool = False  # the file could not be read to its end
 
 
 def stream(
     source: Source,
     jobs: Sequence[FileJob],
     other: Source | None = None,
-    progress: Callable[[int], None] = lambda count: None,
+    done: Progress | None = None,
 ) -> dict[str, FileResult]:
-    """Does all jobs; `other` holds the twins; `progress` hears of bytes as they are read, from any thread."""
-    largest_first = sorted(jobs, key=lambda job: -job.bytes)
+    """Does all jobs; `other` holds the twins; `done` hears of bytes as they are read."""
+    progress = done.add if done is not None else lambda count: None
 
     def do(job: FileJob, buffers: Buffers) -> FileResult:
         return _Pass(source, other, job, buffers).run(progress)
 
+    remote = source.remote or (other is not None and other.remote)
     small = sum(job.bytes for job in jobs) < SMALL_BYTES
-    done = pinned(do, largest_first, _buffers, 1 if small else THREADS_MAX)
-    results = {job.file: result for job, result in zip(largest_first, done, strict=True)}
-    return {job.file: results[job.file] for job in jobs}
+    workers = 1 if small else WORKERS_MAX if not remote else THREADS_MAX
+    parts = jobs if small or remote else shared(jobs, usable_cores())
+    largest_first = sorted(parts, key=lambda job: -job.bytes)
+    results = pinned(do, largest_first, _buffers, workers, done, remote)
+    by_file: dict[str, list[FileResult]] = {job.file: [] for job in jobs}
+    for result in results:
+        by_file[result.file].append(result)
+    return {job.file: _together(job, by_file[job.file], do) for job in jobs}
+
+
+def shared(jobs: Sequence[FileJob], workers: int) -> list[FileJob]:
+    """The jobs, those larger than a worker's fair share taken apart: a sha256 and runs of tensors."""
+    fair = max(sum(job.bytes for job in jobs) // workers, SMALL_BYTES)
+    parts: list[FileJob] = []
+    for job in jobs:
+        if workers < 2 or job.bytes <= fair * 5 // 4 or not job.tasks:
+            parts.append(job)
+            continue
+        if job.sha256:
+            parts.append(replace(job, tasks=()))
+        run: list[Task] = []
+        for task in job.tasks:
+            run.append(task)
+            if sum(each.tensor.bytes for each in run) >= fair:
+                parts.append(replace(job, sha256=False, tasks=tuple(run)))
+                run = []
+        if run:
+            parts.append(replace(job, sha256=False, tasks=tuple(run)))
+    return parts
+
+
+def _together(
+    job: FileJob, results: Sequence[FileResult], do: Callable[[FileJob, Buffers], FileResult]
+) -> FileResult:
+    """One result of a file's parts. A file that breaks off is read again in one go, so that one fault is said once."""
+    if len(results) == 1:
+        return results[0]
+    if any(result.broken for result in results):
+        return do(job, _buffers())
+    order = {task.tensor.name: place for place, task in enumerate(job.tasks)}
+    whole = FileResult(job.file, "".join(result.sha256 for result in results))
+    for result in sorted(results, key=lambda result: min((order[name] for name in result.names), default=0)):
+        whole.digests |= result.digests
+        whole.unequal |= result.unequal
+        whole.findings += result.findings
+        whole.outcomes |= result.outcomes
+    return whole
 
 
 def _buffers() -> Buffers:
@@ -102,7 +157,7 @@ class _Pass:
 
     def __init__(self, source: Source, other: Source | None, job: FileJob, buffers: Buffers) -> None:
         self._source, self._other, self._job, self._buffers = source, other, job, buffers
-        self._result = FileResult(job.file)
+        self._result = FileResult(job.file, names=tuple(task.tensor.name for task in job.tasks))
         self._waiting = deque(job.tasks)
         self._hash: xxhash.xxh3_128 | None = None
         self._watcher: Watcher | None = None
@@ -126,6 +181,7 @@ class _Pass:
                     self._finish()
         except UnreadableError as error:
             self._result.findings.append(error.finding)
+            self._result.broken = True
             return self._result
         if sha is not None:
             self._result.sha256 = sha.hexdigest()
@@ -159,6 +215,8 @@ class _Pass:
             self._result.digests[task.tensor.name] = self._hash.hexdigest()
         if self._watcher is not None:
             self._result.findings += self._watcher.findings()
+            if self._watcher.outcome is not None:
+                self._result.outcomes[task.tensor.name] = self._watcher.outcome
         self._begin()
 
     def _feed(self, begin: int, end: int, strip: Strip) -> None:

@@ -1,6 +1,7 @@
-"""Work spread over a few threads, each pinned to a CPU of its own: unpinned ones are often packed on one.
+"""Work spread over workers, each pinned to a CPU of its own: unpinned ones are often packed on one.
 
-numpy, hashlib and xxhash release the interpreter for all but tiny pieces, so threads are enough.
+What is read from this machine's disk is spread over processes. Threads serve where bytes come over a network and
+waiting is all there is to do, and where this program has threads already, which a fork must not meet.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-THREADS_MAX = 8  # at sha256's 1.8 GB/s each, more than most disks give
+from shardmill.verify.reading.processes import WORKERS_MAX, forked, usable_cores
+from shardmill.verify.reading.progress import Progress
+
+THREADS_MAX = 8  # requests to a server at a time
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -22,15 +26,27 @@ def pinned(
     work: Callable[[Item, Room], Result],
     items: Sequence[Item],
     room: Callable[[], Room],
-    threads_max: int = THREADS_MAX,
+    workers_max: int = WORKERS_MAX,
+    done: Progress | None = None,
+    remote: bool = False,
 ) -> list[Result]:
-    """`work` of each item, in the order of the items; `room` makes what a thread reuses, such as buffers.
+    """`work` of each item, in the order of the items; `room` makes what a worker reuses, such as buffers.
 
-    The first exception of a thread stops the others and is raised here.
+    A worker may be another process: `work` must give back all that it finds out; `done` is what it may add to. The
+    first exception of a worker stops the others and is raised here.
     """
-    if min(len(items), threads_max) < 2:  # a thread would only cost
+    workers = min(len(items), workers_max, usable_cores())
+    if min(len(items), workers_max) < 2 or (workers < 2 and not remote):  # another worker would only cost
         own = room()
         return [work(item, own) for item in items]
+    if not remote and hasattr(os, "fork") and threading.active_count() == 1:
+        return forked(work, items, room, workers, done)
+    return _threaded(work, items, room, min(workers_max, THREADS_MAX))
+
+
+def _threaded(
+    work: Callable[[Item, Room], Result], items: Sequence[Item], room: Callable[[], Room], threads_max: int
+) -> list[Result]:
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     for place in range(len(items)):
         waiting.put(place)

@@ -67,7 +67,9 @@ def measure(
         return measured
 
     largest_first = sorted(pairs, key=lambda pair: -pair.child.tensor.bytes)
-    by_name = {each.loss.name: each for each in pinned(work, largest_first, lambda: None)}
+    remote = child.source.remote or origin.source.remote
+    measured = pinned(work, largest_first, lambda: None, done=done, remote=remote)
+    by_name = {each.loss.name: each for each in measured}
     return {pair.name: by_name[pair.name] for pair in pairs}
 
 

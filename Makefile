@@ -61,6 +61,13 @@ checkpoint: $(READY) parent-ready ## the main job: PARENT -> OUT, then verify in
 verify: $(READY) ## check the checkpoint in OUT
 	$(BIN)/shardmill verify integrity "$(OUT)"
 
+docs: ## the pages of docs/ as a site, in build/site; its tools go into .venv-docs
+	test -x .venv-docs/bin/mkdocs || { $(PYTHON) -m venv .venv-docs && .venv-docs/bin/python -m pip install $(QUIET) --disable-pip-version-check 'mkdocs-material>=9.5,<10'; }
+	.venv-docs/bin/mkdocs build --strict --quiet
+
+commands: $(READY) ## write docs/commands.md from the commands
+	$(BIN)/python -m shardmill.pipeline.commands.reference > docs/commands.md
+
 report: $(READY) parent-ready ## a page on the checkpoint in OUT, in build/report
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[report]'
 	$(BIN)/shardmill report "$(OUT)" --parent "$(parent)" --out build/report

@@ -25,7 +25,7 @@ def _leaf(words: list[str]) -> tuple[click.Command, list[str]]:
     """The command that `words` name, and its own arguments."""
     command: click.Command = shardmill
     context = click.Context(command)
-    while isinstance(command, click.Group):
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
         found = command.get_command(context, words[0])
         assert found is not None, f"no command {words[0]}"
         command, words = found, words[1:]
@@ -36,7 +36,7 @@ def _leaf(words: list[str]) -> tuple[click.Command, list[str]]:
 def test_every_command_of_a_page_exists_with_its_options(page: Path) -> None:
     """What a reader copies is understood by the command line."""
     for line in _commands(page):
-        command, words = _leaf(shlex.split(line.split(" | ")[0].split(" > ")[0], comments=True)[1:])
+        command, words = _leaf(shlex.split(re.split(r" #| \| | > | && ", line)[0])[1:])
         if any(word.isupper() and word.startswith("[") for word in words):
             continue  # a synopsis
         known = {name for param in command.params for name in [*param.opts, *param.secondary_opts]} | {

@@ -26,6 +26,7 @@ from shardmill.pipeline.commands.progress import human
 from shardmill.pipeline.commands.recipe import planned
 from shardmill.pipeline.container.hub import place_of
 from shardmill.pipeline.plan.plan import plan_json
+from shardmill.pipeline.recipe.shipped import is_shipped
 from shardmill.pipeline.run.place import refuse_out
 from shardmill.pipeline.run.probe import Probed, probe
 from shardmill.pipeline.stages.job import Prepared
@@ -75,8 +76,9 @@ def plan(recipe: Path, parent: Path, out: Path | None, probing: bool, as_json: b
         _show_plan(prepared, facts)
         for line in probed:
             click.echo(str(line))
+        name = prepared.plan.recipe if is_shipped(recipe) else str(recipe)
         out_words = str(out) if out else "OUT"
-        words = ["shardmill", "build", "-c", str(recipe), "--parent", place_of(parent), "--out", out_words]
+        words = ["shardmill", "build", "-c", name, "--parent", place_of(parent), "--out", out_words]
         click.echo(f"Next:  {shlex.join(words)}")
 
 

@@ -243,7 +243,7 @@ def test_the_short_way_out_sees_what_changed_while_the_last_build_was_at_work(
             2,
             "cannot be read",
         ),
-        (["build", "--parent", "{here}/nowhere", "--out", "{out}", "-c", "{recipe}"], 2, "is not a folder"),
+        (["build", "--parent", "{here}/nowhere", "--out", "{out}", "-c", "{recipe}"], 2, "does not exist"),
         (["build", "--parent", "{parent}", "--out", "{parent}", "-c", "{recipe}"], 1, "is the parent itself"),
         (["build", "--parent", "{parent}", "--out", "{recipe}", "-c", "{recipe}"], 2, "is a file"),
         (["build", "--parent", "{parent}", "-c", "{recipe}"], 2, "Missing option '-o' / '--out'"),

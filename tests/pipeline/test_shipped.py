@@ -42,7 +42,9 @@ def test_a_shipped_recipe_is_used_from_any_folder(
     by_name = _run("plan", "-c", "glm-5.3-flash-fp8-bf16-vision", "--parent", toy)
     by_file = _run("plan", "-c", ROOT / "recipes/glm-5.3-flash-bf16-vision.toml", "--parent", toy)
     assert by_name.exit_code == 0
-    assert by_name.output == by_file.output
+    kept = [result.output.partition("Next:")[0] for result in (by_name, by_file)]
+    assert kept[0] == kept[1]
+    assert "-c glm-5.3-flash-fp8-bf16-vision" in by_name.output
 
 
 def test_a_file_of_a_shipped_name_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ def _leaf(words: list[str]) -> tuple[click.Command, list[str]]:
 def test_every_command_of_a_page_exists_with_its_options(page: Path) -> None:
     """What a reader copies is understood by the command line."""
     for line in _commands(page):
-        command, words = _leaf(shlex.split(re.split(r" #| \| | > | && ", line)[0])[1:])
+        command, words = _leaf(shlex.split(re.split(r"  +| #|; | \| | > | && ", line)[0])[1:])
         if any(word.isupper() and word.startswith("[") for word in words):
             continue  # a synopsis
         known = {name for param in command.params for name in [*param.opts, *param.secondary_opts]} | {

@@ -35,7 +35,7 @@ LEFT_SHOWN = 40
 _PIPED_WIDTH = 120
 _WIDE = 100  # columns that the whole table needs, with names as long as they usually are
 _COLUMNS = ("family", "action", "block", "tensors", "before", "after", "scales")
-_GIVE_WAY = ("before", "scales")
+_NEEDS_WIDTH = {"before": _WIDE, "scales": _WIDE, "after": 72, "tensors": 62}
 
 
 @click.command()
@@ -89,11 +89,11 @@ def _free(out: Path) -> int:
     return shutil.disk_usage(place).free
 
 
-def _table(recipe: str, families: dict[str, Any], narrow: bool) -> Table:
+def _table(recipe: str, families: dict[str, Any], width: int) -> Table:
     """A row a family. Where the terminal is narrow, sizes give way, never names."""
-    shown = [name for name in _COLUMNS if not narrow or name not in _GIVE_WAY]
+    shown = [name for name in _COLUMNS if width >= _NEEDS_WIDTH.get(name, 0)]
     table = Table(
-        title=escape(f"{recipe}: from the parent to the output"), box=SIMPLE if narrow else HEAVY_HEAD
+        title=escape(f"{recipe}: from the parent to the output"), box=SIMPLE if width < _WIDE else HEAVY_HEAD
     )
     for column in shown:
         number = column not in ("family", "action", "block")
@@ -109,7 +109,7 @@ def _table(recipe: str, families: dict[str, Any], narrow: bool) -> Table:
 
 def _show_plan(prepared: Prepared, facts: dict[str, Any]) -> None:
     console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
-    console.print(_table(printable(prepared.plan.recipe), facts["families"], narrow=console.width < _WIDE))
+    console.print(_table(printable(prepared.plan.recipe), facts["families"], console.width))
     for side in ("parent", "output"):
         sums = facts[side]
         click.echo(

@@ -46,6 +46,18 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "shardmill.pipeline.commands.pin:pin",
         "Write the parent's lock file: size and sha256 of each file.",
     ),
+    "publish": (
+        "shardmill.pipeline.commands.publish:publish",
+        "Publish a checkpoint on a hub, in one commit, sending what the hub lacks.",
+    ),
+    "delta": (
+        "shardmill.pipeline.commands.delta:delta",
+        "What turns one checkpoint into another, as a folder.",
+    ),
+    "apply": (
+        "shardmill.pipeline.commands.delta:apply_command",
+        "Make the new checkpoint from the old one and a delta.",
+    ),
     "toy-parent": (
         "shardmill.pipeline.commands.toy:toy_parent",
         "Make a parent with the real one's structure, in toy size.",
@@ -233,7 +245,7 @@ def _terminated(signum: int, frame: FrameType | None) -> None:
 
 def _stopped(how: str, code: int) -> int:
     _ignore_signals()
-    resumable = sys.argv[1:2] == ["build"]
+    resumable = sys.argv[1:2] in (["build"], ["publish"])
     click.echo(how + ("; run the same command to continue" if resumable else ""), err=True)
     return code
 

@@ -24,7 +24,7 @@ from shardmill.pipeline.commands.options import (
 from shardmill.pipeline.commands.printable import printable
 from shardmill.pipeline.commands.progress import human
 from shardmill.pipeline.commands.recipe import planned
-from shardmill.pipeline.container.hub import place_of
+from shardmill.pipeline.container.hub import Mirror, place_of
 from shardmill.pipeline.plan.plan import plan_json
 from shardmill.pipeline.recipe.shipped import is_shipped
 from shardmill.pipeline.run.place import refuse_out
@@ -59,6 +59,8 @@ def plan(recipe: Path, parent: Path, out: Path | None, probing: bool, as_json: b
     facts = plan_json(prepared.plan, prepared.parent)
     if out is not None:
         facts["disk"] = {"needed": prepared.plan.file_bytes, "free": _free(out)}
+    if Mirror.of(parent):
+        facts["upload"] = _upload(prepared)
     probed: list[Probed] = probe(prepared.plan, prepared.parent) if probing else []
     if probing:
         facts["probe"] = [
@@ -80,6 +82,12 @@ def plan(recipe: Path, parent: Path, out: Path | None, probing: bool, as_json: b
         out_words = str(out) if out else "OUT"
         words = ["shardmill", "build", "-c", name, "--parent", place_of(parent), "--out", out_words]
         click.echo(f"Next:  {shlex.join(words)}")
+
+
+def _upload(prepared: Prepared) -> dict[str, int]:
+    """Bytes of shards that `publish` would send, where the hub copies the parent's, and of all of them."""
+    rewritten = [shard.header.file_bytes for shard in prepared.plan.shards if shard.rewritten]
+    return {"bytes": sum(rewritten), "of": prepared.plan.file_bytes}
 
 
 def _free(out: Path) -> int:
@@ -124,6 +132,11 @@ def _show_plan(prepared: Prepared, facts: dict[str, Any]) -> None:
     _show_side_files(facts["side_files"])
     if "disk" in facts:
         click.echo(f"disk: needs {human(facts['disk']['needed'])}, {human(facts['disk']['free'])} free")
+    if "upload" in facts:
+        sums = facts["upload"]
+        click.echo(
+            f"to upload: {human(sums['bytes'])} of {human(sums['of'])}; the hub copies the rest from the parent"
+        )
     click.echo(printable(_loads_line(facts["loads_at"])))
     click.echo(f"plan key: {facts['key']}")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,9 +19,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from shardmill.verify.commands.group import verify
 from shardmill.verify.questions.integrity import integrity
-from shardmill.verify.questions.provenance import PROVENANCE
+from shardmill.verify.questions.provenance import PROVENANCE, statement, statement_bytes
 from shardmill.verify.questions.signature import SIGNATURE, SigningError, check_signature, sign
+from shardmill.verify.reading.checkpoint import open_checkpoint
+from shardmill.verify.reading.manifest import MANIFEST, canonical
 from shardmill.verify.reading.source import Folder
+from shardmill.verify.rules.findings import Report
 
 
 def _keys(folder: Path, name: str = "k") -> tuple[Path, Path]:
@@ -89,7 +94,75 @@ def test_the_provenance_names_parent_sources_recipe_and_files(signed: tuple[Path
     made = said["predicate"]["buildDefinition"]
     assert made["externalParameters"] == {"recipe": "zoo", "numerics": ["amax/1"]}
     sources = {k: v for shard in manifest["shards"].values() for k, v in shard["sources"].items()}
-    assert {row["name"]: row["digest"]["xxh3-128"] for row in made["resolvedDependencies"][1:]} == sources
+    assert made["internalParameters"]["sourceTensors"] == {"xxh3-128": sources}
+    kept = {name for name, shard in manifest["shards"].items() if not shard["rewritten"]}
+    revision = manifest["parent"]["revision"]
+    parent = [("parent", {"gitCommit": revision})] if revision else []
+    recipe = [("recipe", {"sha256": layer["sha256"]}) for layer in manifest["recipe"]["layers"]]
+    passed_on = [(f"parent/{name}", {"sha256": manifest["files"][name]["sha256"]}) for name in sorted(kept)]
+    found = [(row["name"], row["digest"]) for row in made["resolvedDependencies"]]
+    assert found == [*parent, *recipe, *passed_on]
+
+
+@pytest.mark.parametrize("repository", ["org/repo", None])
+def test_in_totos_own_reader_takes_the_statement(signed: tuple[Path, Path], repository: str | None) -> None:
+    """No field is unknown to the schemas of the statement and of SLSA's predicate; URIs are URIs."""
+    pytest.importorskip("in_toto_attestation")
+    from urllib.parse import urlsplit
+
+    from google.protobuf.json_format import ParseDict
+    from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
+    from in_toto_attestation.v1.resource_descriptor import ResourceDescriptor
+    from in_toto_attestation.v1.statement import Statement
+    from in_toto_attestation.v1.statement_pb2 import Statement as Message
+
+    manifest = open_checkpoint(Folder(signed[0]), Report("signature")).manifest
+    assert manifest is not None
+    revision = "0" * 40 if repository else None
+    parent = {"repository": repository, "revision": revision}
+    said = statement(replace(manifest, parent=parent, recipe_digests=("a" * 64,)), "1.2.3+local")
+    read = Statement.copy_from_pb(ParseDict(said, Message()))
+    read.validate()
+    predicate = ParseDict(said["predicate"], provenance_pb2.Provenance())
+    for row in predicate.build_definition.resolved_dependencies:
+        ResourceDescriptor.copy_from_pb(row).validate()
+        assert {"sha256", "gitCommit"} & set(row.digest)
+    assert predicate.run_details.builder.version == {"shardmill": "1.2.3+local"}
+    uris = [predicate.build_definition.build_type, predicate.run_details.builder.id]
+    uris += [row.uri for row in predicate.build_definition.resolved_dependencies if row.uri]
+    assert len(uris) == (3 if repository else 2)
+    assert all(urlsplit(uri).scheme == "pkg" and "@" in uri for uri in uris)
+
+
+def test_a_statement_of_another_version_is_held_to_what_that_version_says(signed: tuple[Path, Path]) -> None:
+    folder, public = signed
+    manifest = open_checkpoint(Folder(folder), Report("signature")).manifest
+    assert manifest is not None
+    (folder / PROVENANCE).write_bytes(statement_bytes(manifest, "99.0"))
+    assert [f.slug for f in check_signature(folder, public).findings] == ["signature-bad"]
+    (folder / PROVENANCE).write_bytes(statement_bytes(manifest, "no version at all"))
+    assert [f.slug for f in check_signature(folder, public).findings] == [
+        "signature-bad",
+        "provenance-differs",
+    ]
+
+
+def test_a_child_without_sha256s_is_not_signed_and_says_why(tmp_path: Path) -> None:
+    mixed_child().write(tmp_path / "c")
+    path = tmp_path / "c" / MANIFEST
+    body = json.loads(path.read_text())
+    del body["self"]
+    for row in body["files"].values():
+        row["sha256"] = None
+    body["algorithms"]["file"] = "none"
+    path.write_bytes(canonical({**body, "self": hashlib.sha256(canonical(body)).hexdigest()}))
+    private, public = _keys(tmp_path)
+    report = sign(tmp_path / "c", private, None)
+    assert [f.slug for f in report.findings] == ["signing-no-sha256"]
+    assert (report.exit_code, (tmp_path / "c" / SIGNATURE).exists()) == (1, False)
+    assert not (tmp_path / "c" / PROVENANCE).exists()
+    (tmp_path / "c" / SIGNATURE).write_bytes(b"{}")
+    assert "signing-no-sha256" in {f.slug for f in check_signature(tmp_path / "c", public).findings}
 
 
 def test_a_statement_that_says_something_else_is_found_even_if_signed(tmp_path: Path) -> None:

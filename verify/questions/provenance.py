@@ -1,24 +1,33 @@
 """The provenance statement: what the manifest says of the making, in the words of in-toto and SLSA.
 
-Derived from the manifest alone, so that it can be written again and compared. Subjects are the published files with
-their sha256; the parent's revision, the recipe's TOML (not in manifest format 1) and the digests of the tensors that
-were converted are resolved dependencies; the recipe's name and its numerics are external parameters. It is signed
-with the files, not by itself.
+Derived from the manifest and the version of this program, so that it can be written again and compared. Subjects are
+the published files; the parent's revision, its files that were passed on and the recipe's TOML (not in manifest
+format 1) are resolved dependencies, each by a cryptographic digest; the recipe's name and its numerics are external
+parameters. The xxh3-128 digests of the parent tensors that were changed tell which they were and prove nothing, so they
+are internal parameters. It is signed with the files, not by itself.
+Forms: https://in-toto.io/Statement/v1, https://slsa.dev/spec/v1.0/provenance; names of packages are package URLs.
 """
 
 from __future__ import annotations
 
+import re
+from importlib.metadata import version as version_of
 from typing import Any
+from urllib.parse import quote
 
 from shardmill.verify.reading.manifest import Manifest, canonical
 
 PROVENANCE = "provenance.intoto.json"
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"
-BUILD_TYPE = "shardmill/build/1"
+BUILD_TYPE = "pkg:generic/shardmill/build@2"  # the form of the parameters below; a new form gets a new number
+BUILDER = "pkg:generic/shardmill"
+
+_VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+!-]{0,63}")
 
 
-def statement(manifest: Manifest) -> dict[str, Any]:
+def statement(manifest: Manifest, version: str) -> dict[str, Any]:
+    """The statement, as the given version of this program makes it. Every file must have a sha256."""
     return {
         "_type": STATEMENT,
         "subject": [
@@ -31,26 +40,54 @@ def statement(manifest: Manifest) -> dict[str, Any]:
             "buildDefinition": {
                 "buildType": BUILD_TYPE,
                 "externalParameters": {"recipe": manifest.recipe, "numerics": list(manifest.numerics)},
-                "internalParameters": {"planKey": manifest.plan_key},
+                "internalParameters": _internal(manifest),
                 "resolvedDependencies": _dependencies(manifest),
             },
-            "runDetails": {"builder": {"id": "shardmill"}},
+            "runDetails": {
+                "builder": {"id": f"{BUILDER}@{quote(version)}", "version": {"shardmill": version}},
+            },
         },
     }
 
 
-def statement_bytes(manifest: Manifest) -> bytes:
-    return canonical(statement(manifest))
+def statement_bytes(manifest: Manifest, version: str) -> bytes:
+    return canonical(statement(manifest, version))
+
+
+def this_version() -> str:
+    """The version of this program that is installed."""
+    return version_of("shardmill")
+
+
+def stated_version(statement: object) -> str | None:
+    """The version of the program that a statement says it was made by; None where it says none."""
+    try:
+        found = statement["predicate"]["runDetails"]["builder"]["version"]["shardmill"]  # type: ignore[index]
+    except (KeyError, TypeError, IndexError):
+        return None
+    return found if isinstance(found, str) and _VERSION.fullmatch(found) else None
+
+
+def lacks_sha256(manifest: Manifest) -> list[str]:
+    """The files for which the manifest states no sha256 (`build --no-sha256`)."""
+    return sorted(name for name, record in manifest.files.items() if record.sha256 is None)
+
+
+def _internal(manifest: Manifest) -> dict[str, Any]:
+    sources = {name: digest for shard in manifest.shards.values() for name, digest in shard.sources.items()}
+    return {"planKey": manifest.plan_key, "sourceTensors": {"xxh3-128": sources}}
 
 
 def _dependencies(manifest: Manifest) -> list[dict[str, Any]]:
     repository, revision = manifest.parent.get("repository"), manifest.parent.get("revision")
-    parent: dict[str, Any] = {"name": "parent"}
-    if repository:
-        parent["uri"] = f"hf://{repository}" + (f"@{revision}" if revision else "")
-    if revision:
-        parent["digest"] = {"gitCommit": revision}
-    sources = {name: digest for shard in manifest.shards.values() for name, digest in shard.sources.items()}
-    tensors = [{"name": name, "digest": {"xxh3-128": digest}} for name, digest in sorted(sources.items())]
+    parent: list[dict[str, Any]] = []
+    if repository and revision:
+        uri = f"pkg:huggingface/{quote(repository)}@{quote(revision)}"
+        parent = [{"name": "parent", "uri": uri, "digest": {"gitCommit": revision}}]
+    passed_on = [
+        {"name": f"parent/{name}", "digest": {"sha256": manifest.files[name].sha256}}
+        for name, shard in sorted(manifest.shards.items())
+        if not shard.rewritten and name in manifest.files
+    ]
     recipe = [{"name": "recipe", "digest": {"sha256": digest}} for digest in manifest.recipe_digests]
-    return [parent, *recipe, *tensors]
+    return [*parent, *recipe, *passed_on]

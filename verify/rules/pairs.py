@@ -33,6 +33,8 @@ PAIRS = (
     ("SM703", "provenance-differs", E, "The provenance statement does not say what the manifest says.",
      "Treat the statement as altered; sign again if the checkpoint is yours."),
     ("SM704", "provenance-missing", W, "There is no provenance statement.", "`shardmill verify sign` writes one."),
+    ("SM705", "signing-no-sha256", E, "The manifest states no sha256 of a file, so nobody can vouch for it.",
+     "Build again without --no-sha256: xxh3-128 digests are no proof against malice."),
     ("SM801", "remote-fails", E, "The server does not give a file, though asked again.", "Try later, or download it."),
     ("SM802", "remote-no-ranges", E, "The server does not answer range requests as it should.",
      "Download the checkpoint and ask about the folder."),

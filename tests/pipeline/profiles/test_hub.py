@@ -18,7 +18,7 @@ from shardmill.pipeline.commands.main import shardmill
 from shardmill.pipeline.container.hub import HUB_FILE, hub_bytes, refuse_other_digest, sparse_mirror
 from shardmill.pipeline.container.ranges import RemoteFile, WrongAnswerError
 from shardmill.pipeline.errors import CheckpointError, PlanError, ShardmillError
-from tests.pipeline.parents import INDEX, MANIFEST, build, published, why
+from tests.pipeline.parents import INDEX, MANIFEST, build, published, why, write_recipe
 from tests.pipeline.profiles.models import FILES, native_parent, recipe
 from tests.verify.web import SHA, Server, serving
 
@@ -218,3 +218,15 @@ def test_a_file_whose_sha256_the_hub_states_otherwise_is_refused() -> None:
     refuse_other_digest("a", "0" * 64, {})
     with pytest.raises(CheckpointError, match="a: its bytes have the sha256 0000"):
         refuse_other_digest("a", "0" * 64, {"a": "1" * 64})
+
+
+def test_plan_tells_how_much_a_publication_would_send(hub: Server, tmp_path: Path) -> None:
+    keep = KEEP.replace('"dequantize"\nsource_block = [128, 128]\nexpect = 6', '"keep"\nreason = "x"')
+    for text, sends in ((KEEP, True), (keep, False)):
+        path = write_recipe(tmp_path, text)
+        result = CliRunner().invoke(shardmill, ["plan", "-c", str(path), "--parent", PLACE, "--json"])
+        facts = json.loads(result.stdout)
+        rewritten = facts["upload"]["bytes"]
+        assert (rewritten > 0, facts["upload"]["of"] >= rewritten) == (sends, True)
+        told = CliRunner().invoke(shardmill, ["plan", "-c", str(path), "--parent", PLACE])
+        assert "to upload: " in told.output

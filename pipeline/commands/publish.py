@@ -1,0 +1,130 @@
+"""The command publish."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shardmill.pipeline.commands.options import json_option, show_json, tell
+from shardmill.pipeline.commands.printable import printable
+from shardmill.pipeline.commands.progress import counted
+from shardmill.pipeline.errors import ShardmillError
+
+if TYPE_CHECKING:
+    from shardmill.pipeline.publish.facts import Place
+    from shardmill.pipeline.publish.plan import Step, Way
+    from shardmill.pipeline.publish.publish import Surveyed
+
+
+class HubPlace(click.ParamType):  # type: ignore[type-arg]  # no generic before click 8.2
+    """Becomes a Place; what names none is a usage error."""
+
+    name = "hf://org/name[@revision]"
+
+    def __init__(self, commits: bool = False) -> None:
+        self._commits = commits
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Place:
+        from shardmill.pipeline.publish.facts import parse_place, refuse_commit
+
+        try:
+            place = parse_place(value)
+            if not self._commits:
+                refuse_commit(place)
+        except ShardmillError as error:
+            self.fail(str(error), param, ctx)
+        return place
+
+
+@click.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@click.argument("place", metavar="hf://org/name[@branch]", type=HubPlace())
+@click.option("--dry-run", is_flag=True, help="Tell what would be sent, copied and deleted; change nothing.")
+@click.option("--create", is_flag=True, help="Make the repository or branch where there is none.")
+@click.option("--private", is_flag=True, help="Make the repository private; one that is public is refused.")
+@click.option("--message", help="The commit's message; by default it names the recipe.")
+@click.option(
+    "--parent",
+    type=HubPlace(commits=True),
+    help="Repository to copy unchanged files from; by default the parent that the manifest names.",
+)
+@click.option(
+    "--workers", type=click.IntRange(1, 16), default=2, show_default=True, help="Files sent at a time."
+)
+@json_option
+def publish(
+    folder: Path,
+    place: Place,
+    dry_run: bool,
+    create: bool,
+    private: bool,
+    message: str | None,
+    parent: Place | None,
+    workers: int,
+    as_json: bool,
+) -> None:
+    """Publish the checkpoint in DIR: copied by the hub where it has the bytes, sent where not, shown in one commit.
+
+    An interrupted publication goes on where it stopped. Files that DIR lacks are deleted from the branch.
+
+    Example: shardmill publish build/checkpoint hf://org/name --create --dry-run
+    """
+    from shardmill.pipeline.publish.publish import Wish, survey
+    from shardmill.pipeline.publish.publish import publish as run
+
+    wish = Wish(private, create, message, parent, workers)
+    surveyed = survey(folder, place, wish, tell)
+    commit = None if dry_run else run(surveyed, wish, _nothing if as_json else tell)
+    facts = _facts(surveyed, commit)
+    if as_json:
+        show_json(facts)
+    else:
+        _show(facts, dry_run)
+
+
+def _nothing(line: str) -> None:
+    return None
+
+
+def _facts(surveyed: Surveyed, commit: str | None) -> dict[str, Any]:
+    plan = surveyed.plan
+    words: dict[str, Way] = {"sent": "send", "copied": "copy", "found": "found", "kept": "keep"}
+    ways = {word: _way(plan.of(way)) for word, way in words.items()}
+    deleted = {file.name: file.bytes for file in plan.deleted}
+    return {
+        "place": str(surveyed.place),
+        "commit": commit,
+        "message": surveyed.message,
+        "unchanged": plan.changes_nothing and surveyed.head is not None,
+        **ways,
+        "deleted": {"bytes": sum(deleted.values()), "files": deleted},
+    }
+
+
+def _way(steps: Sequence[Step]) -> dict[str, Any]:
+    files = {step.file.name: step.file.bytes for step in steps}
+    sources = {
+        step.file.name: f"hf://{step.source.repository}@{step.source.commit}/{step.source.name}"
+        for step in steps
+        if step.source
+    }
+    return {"bytes": sum(files.values()), "files": files} | ({"from": sources} if sources else {})
+
+
+def _show(facts: dict[str, Any], dry_run: bool) -> None:
+    if dry_run:
+        for word in ("sent", "copied", "deleted"):
+            for name, size in facts[word]["files"].items():
+                click.echo(f"would be {word}: {printable(name)}: {size:,} bytes")
+    if facts["unchanged"]:
+        click.echo(f"nothing to do: {facts['place']} has every file at {facts['commit'] or 'its head'}")
+        return
+    counts = ", ".join(
+        f"{counted(len(facts[word]['files']), 'file')} {word} ({facts[word]['bytes']:,} bytes)"
+        for word in ("sent", "copied", "found", "kept", "deleted")
+    )
+    click.echo(f"{facts['place']}: {counts}")
+    click.echo("nothing was changed: this is a dry run" if dry_run else f"commit {facts['commit']}")

@@ -528,7 +528,7 @@ def test_what_a_build_would_refuse_plan_and_explain_refuse_too(
     (built.parent / "other").mkdir()
     (built.parent / "other" / "x").touch()
     for out, why in (
-        (built.parent / "other", "holds x"),
+        (built.parent / "other", "is not empty (x"),
         (parent, "is the parent itself"),
         (built / "inside", "is inside the checkpoint"),
     ):

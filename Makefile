@@ -8,9 +8,15 @@ VENV      := .venv
 BIN       := $(VENV)/bin
 READY     := $(VENV)/.ready
 TOY       := build/toy-parent
+QUIET     := $(shell test -t 2 || echo --quiet)  # on a terminal pip shows its own progress
+
+# Before any set-up: whether PARENT, where it is given, can be one.
+define refuse-parent
+case "$(PARENT)" in ""|hf://?*/?*) ;; *) test -d "$(PARENT)";; esac || { echo "PARENT=$(PARENT): no such folder; give the parent checkpoint's folder, or hf://org/repo@revision." >&2; exit 2; }
+endef
 
 .DEFAULT_GOAL := help
-.PHONY: report report-shots fuzz mutants help setup plan explain checkpoint verify test bench bench-large bench-cores bench-profile bench-revisions bench-peers real torture lint clean vllm-test loaders-test serving-wheel install-test gpu-test gpu-forward gpu-forward-parts gpu-bench accept-real accept-coverage torture-calls torture-walk
+.PHONY: docs commands test-all report report-shots fuzz mutants help setup plan explain checkpoint verify test bench bench-large bench-cores bench-profile bench-revisions bench-peers real torture lint clean vllm-test loaders-test serving-wheel install-test gpu-test gpu-forward gpu-forward-parts gpu-bench accept-real accept-coverage torture-calls torture-walk
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,9 +25,10 @@ help: ## list the targets
 setup: $(READY) ## make .venv with the pipeline and the test tools
 
 $(READY): pyproject.toml
+	@$(refuse-parent)
 	@echo "Setting up $(VENV), once: a minute or two."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	$(BIN)/python -m pip install $(QUIET) --disable-pip-version-check --editable '.[test]'
 	@touch $@
 
 # Without PARENT the toy parent stands in for the real one: same structure, toy dimensions.
@@ -33,8 +40,9 @@ $(TOY)/model.safetensors.index.json: $(READY)
 parent-ready: $(TOY)/model.safetensors.index.json  # written last
 else
 parent := $(PARENT)
-parent-ready:
-	@case "$(PARENT)" in hf://*) ;; *) test -d "$(PARENT)";; esac || { echo "PARENT=$(PARENT) is not a folder; give the parent checkpoint's folder, or hf://org/repo@revision."; exit 2; }
+parent-ready: $(READY)
+	@$(refuse-parent)
+	@case "$(PARENT)" in hf://*) $(BIN)/python -c 'import huggingface_hub' 2>/dev/null || $(BIN)/python -m pip install $(QUIET) --disable-pip-version-check huggingface_hub;; esac
 endif
 .PHONY: parent-ready
 
@@ -48,9 +56,17 @@ checkpoint: $(READY) parent-ready ## the main job: PARENT -> OUT, then verify in
 	$(BIN)/shardmill plan --recipe $(RECIPE) --parent "$(parent)" --out "$(OUT)"
 	$(BIN)/shardmill build --recipe $(RECIPE) --parent "$(parent)" --out "$(OUT)" --workers $(WORKERS)
 	$(BIN)/shardmill verify integrity "$(OUT)" --parent "$(parent)"
+	@echo "The checkpoint is in $(OUT). Next:  $(BIN)/shardmill verify all $(OUT) --parent $(parent)"
 
 verify: $(READY) ## check the checkpoint in OUT
 	$(BIN)/shardmill verify integrity "$(OUT)"
+
+docs: ## the pages of docs/ as a site, in build/site; its tools go into .venv-docs
+	test -x .venv-docs/bin/mkdocs || { $(PYTHON) -m venv .venv-docs && .venv-docs/bin/python -m pip install $(QUIET) --disable-pip-version-check 'mkdocs-material>=9.5,<10'; }
+	.venv-docs/bin/mkdocs build --strict --quiet
+
+commands: $(READY) ## write docs/commands.md from the commands
+	$(BIN)/python -m shardmill.pipeline.commands.reference > docs/commands.md
 
 report: $(READY) parent-ready ## a page on the checkpoint in OUT, in build/report
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[report]'
@@ -61,6 +77,10 @@ report-shots: $(READY) ## screenshots of the report's page, to be looked at (nee
 	$(BIN)/python -m tests.verify.report.shots build/report-shots
 
 test: $(READY) ## the test suite
+	$(BIN)/python -m pytest --numprocesses auto
+
+test-all: $(READY) ## the test suite with every extra, so that nothing is left out: 3 GB, minutes
+	$(BIN)/python -m pip install --disable-pip-version-check $(QUIET) --editable '.[test,fast,hub,sign,cluster,accept,report,torch,triton,loaders]'
 	$(BIN)/python -m pytest --numprocesses auto
 
 # What is measured runs where a user's would: with the extra `fast` and nothing else.

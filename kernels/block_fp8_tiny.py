@@ -1,6 +1,6 @@
 """Blocks so small that their scale or their quotients would touch subnormal f32 numbers.
 
-A process may have told its processor to flush subnormal numbers to zero (torch.set_flush_denormal, a library
+A process may have set its processor to flush subnormal numbers to zero (torch.set_flush_denormal, a library
 built with -ffast-math), and float arithmetic on such a block then gives other bytes. So here numbers are read
 as whole multiples of 2^-149, the smallest f32, and divided as integers or as f64, which are normal. The
 result is the bits that IEEE f32 division gives where subnormal numbers are kept.

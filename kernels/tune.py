@@ -122,7 +122,7 @@ def tune(
 ) -> Iterator[Best]:
     """Searches each number of tokens that the files in `folder` lack; writes the files after each.
 
-    `say(what, done, of)` is told of progress.
+    `say(what, done, of)` hears of progress.
     """
     device = torch.device("cuda", torch.cuda.current_device())
     card = block_gemm.device_name(device)

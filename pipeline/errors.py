@@ -6,15 +6,19 @@ from collections.abc import Sequence
 
 
 class ShardmillError(Exception):
-    """Something about the world is not as it must be. The message is written for the user; exit code 1."""
+    """A file, a folder or an argument is not as it must be. The message is written for the user; exit code 1."""
 
 
 class RecipeError(ShardmillError):
-    """The recipe cannot be used. Holds every problem found in it, so that one reading mends them all; exit code 2."""
+    """The recipe cannot be used. Holds every problem found in it, so that one reading is enough; exit code 2."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(self.problems))
+
+
+class MissingExtraError(ShardmillError):
+    """What was asked for needs a package that is not installed; exit code 2."""
 
 
 class CheckpointError(ShardmillError):

@@ -162,6 +162,9 @@ class Parent:
     left: Mapping[str, LeftFile]  # other files that it does not get
     single: bool  # one model.safetensors without an index
     replaced: Mapping[str, Path] = field(default_factory=dict)  # shards that a repair takes from elsewhere
+    card: Mapping[str, str] = field(
+        default_factory=dict
+    )  # front matter of its README.md: key -> lines of YAML
 
     def path(self, file: str) -> Path:
         """Where the bytes of the parent's `file` are read: absolute, for a worker elsewhere has another folder."""

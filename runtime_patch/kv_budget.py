@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, lcm
 
+from shardmill.kernels.kv_row import CANONICAL_BYTES
+
 # GLM-5.3-Flash
 MLA_LAYERS = 11
 DRAFT_LAYERS = 1
@@ -21,7 +23,7 @@ CONV_TAPS = 3  # a convolution of four taps keeps three, and one more for each s
 INDEX_BYTES = 33  # an indexer entry of 132 B serves four tokens
 
 # vLLM 0.33.0
-STOCK_ROW_BYTES = 656
+STOCK_ROW_BYTES = CANONICAL_BYTES
 PAGE_ROWS = 64
 INDEX_PAGE_BYTES = 64 * 132
 SIZING_BYTES = 512  # the bytes of a token with which vLLM sizes the hybrid block, whatever the row

@@ -33,11 +33,12 @@ pipeline.types      | errors           | - | planning needs no arrays: the stand
 pipeline.formats.*  | kernels errors types | - | a format is numbers and names; it opens no file and knows no model
 pipeline.plan.sources | errors types   | - | it finds a parent's tensors by their names alone
 pipeline.actions    | errors types plan.sources formats | - | metadata: no file, no recipe
+pipeline.recipe.shipped | -              | - | it finds the files that come with the package
 pipeline.recipe.*   | errors types actions | - | it reads TOML and no other file; names are opaque strings
 pipeline.container.* | errors types    | huggingface_hub | bytes in and out: numbers are opaque
 pipeline.manifest.* | errors types container.atomic container.filesystem | - | a record is readable without what made it
 pipeline.plan.types | errors types actions | - | the plan's facts know neither recipe nor file
-pipeline.plan.*     | errors types formats actions recipe container.header manifest.digest | - | pure: it opens no file
+pipeline.plan.*     | errors types formats actions recipe container.header container.card manifest.digest | - | pure
 pipeline.stages.dag | errors           | - | it orders stages and knows none of them
 pipeline.stages     | stages           | - | the table names the stages and does no work
 pipeline.stages.*   | {stage}          | - | stages meet only in plan and run; no dask, no click
@@ -54,7 +55,7 @@ verify.*            | kernels.formats  | {judge} | the judge shares only the tab
 runtime_patch.*     | kernels          | torch triton vllm click | the serving image carries neither pipeline nor verify
 """.format(
     stage="kernels errors types formats actions recipe container manifest.digest manifest.records plan.profiles "
-    "plan.types plan.sources stages.job stages.dag stages.pairs stages.census manifest.lock",
+    "plan.mismatch plan.types plan.sources stages.job stages.dag stages.pairs stages.census manifest.lock",
     commands="click rich torch huggingface_hub",
     judge="click rich torch matplotlib huggingface_hub",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from shardmill.pipeline.commands.options import (
 from shardmill.pipeline.commands.printable import printable
 from shardmill.pipeline.commands.progress import counted, human, meter
 from shardmill.pipeline.commands.recipe import load_recipe
+from shardmill.pipeline.container.hub import place_of
 from shardmill.pipeline.container.side_files import missed
 from shardmill.pipeline.manifest.lock import load_lock, lock_path
 from shardmill.pipeline.manifest.store import Store
@@ -101,9 +103,7 @@ def build(
     """
     started = time.monotonic()
     if kernel == "numba" and importlib.util.find_spec("numba") is None:
-        raise click.UsageError(
-            "--kernel numba needs numba: pip install 'shardmill[fast]', or leave --kernel out"
-        )
+        raise click.UsageError("--kernel numba needs numba: pip install numba, or leave --kernel out")
     if kernel == "numba":
         _refuse_broken_numba()
     loaded, lock = load_recipe(recipe), load_lock(lock_path(recipe))
@@ -126,6 +126,8 @@ def build(
         show_json({**_as_json(done), "seconds": round(seconds, 3)})
     else:
         _show(done, out, seconds)
+        words = ["shardmill", "verify", "all", str(out), "--parent", place_of(parent)]
+        click.echo(f"Next:  {shlex.join(words)}")
 
 
 def _refuse_broken_numba() -> None:

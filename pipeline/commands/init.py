@@ -12,7 +12,7 @@ import click
 from shardmill.pipeline.commands.options import json_option, renamed_option, show_json
 from shardmill.pipeline.commands.parent import ParentFolder
 from shardmill.pipeline.commands.progress import human
-from shardmill.pipeline.container.hub import Mirror
+from shardmill.pipeline.container.hub import Mirror, place_of
 from shardmill.pipeline.errors import PlanError, RecipeError
 
 _CACHED = re.compile(r"models--(?P<org>.+?)--(?P<name>.+)/snapshots/(?P<revision>[0-9a-f]{40})$")
@@ -145,4 +145,4 @@ def _show(made: Any, out: Path, parent: Path) -> None:
         click.echo("not known, and so kept; a person may know better:")
         for glob in made.unknown:
             click.echo(f"  {glob}")
-    click.echo(f"Next:  {shlex.join(['shardmill', 'plan', '-c', str(out), '--parent', str(parent)])}")
+    click.echo(f"Next:  {shlex.join(['shardmill', 'plan', '-c', str(out), '--parent', place_of(parent)])}")

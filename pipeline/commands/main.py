@@ -6,10 +6,14 @@ import atexit
 import gc
 import io
 import os
+import platform
 import signal
 import sys
 from collections.abc import Mapping
+from difflib import get_close_matches
 from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -17,7 +21,7 @@ from typing import NoReturn
 import click
 
 from shardmill.pipeline.commands.printable import printable
-from shardmill.pipeline.errors import RecipeError, ShardmillError
+from shardmill.pipeline.errors import MissingExtraError, RecipeError, ShardmillError
 
 # name -> (module:attribute, the line that --help shows)
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -33,6 +37,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "init": (
         "shardmill.pipeline.commands.init:init",
         "Look at a checkpoint and write a recipe for it.",
+    ),
+    "recipes": (
+        "shardmill.pipeline.commands.recipes:recipes",
+        "List the recipes that come with shardmill, or print one.",
     ),
     "pin": (
         "shardmill.pipeline.commands.pin:pin",
@@ -68,6 +76,15 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 }
 
 
+def _is_devnull(number: int) -> bool:
+    try:
+        return os.fstat(number).st_rdev == Path(os.devnull).stat().st_rdev
+    except OSError:
+        return True
+
+
+_HAD_READER = not _is_devnull(1)  # when the process started
+_NOBODY_READS = 128 + signal.SIGPIPE  # as of any program whose reader went away; never the code of a verdict
 _INTERRUPTED, _TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 
 
@@ -84,13 +101,58 @@ class LazyGroup(click.Group):
         command: click.Command = getattr(import_module(module), attribute)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """click's own, with the nearest names where there is no such command."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            close = get_close_matches(args[0], COMMANDS, n=2)
+            if close:
+                message = f"{error.message} Did you mean {' or '.join(close)}?"
+                raise click.UsageError(message, ctx) from None
+            raise
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 
 
+# extra -> a module that it brings
+EXTRAS: Mapping[str, str] = {
+    "fast": "numba",
+    "hub": "huggingface_hub",
+    "report": "matplotlib",
+    "sign": "model_signing",
+    "cluster": "distributed",
+    "accept": "scipy",
+}
+
+
+def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if not value:
+        return
+    there = {extra: find_spec(module) is not None for extra, module in EXTRAS.items()}
+    kernel = "numba" if there["fast"] else "numpy"
+    click.echo(f"shardmill {version('shardmill')}")
+    click.echo(f"kernel: {kernel}; Python {platform.python_version()}, {platform.machine()}")
+    click.echo(f"extras: {', '.join(extra for extra, found in there.items() if found) or 'none'}")
+    if missing := [extra for extra, found in there.items() if not found]:
+        click.echo(f"not installed: {', '.join(missing)}")
+    ctx.exit()
+
+
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="shardmill", message="shardmill %(version)s")
+@click.option(
+    "-V",
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="The version, the kernel and the extras.",
+)
 def shardmill() -> None:
     """Rewrite a published safetensors checkpoint into one that fits and serves better, and prove every byte.
 
@@ -114,6 +176,8 @@ def main() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
+        except BrokenPipeError:
+            code = _NOBODY_READS
         except OSError:
             code = code or 1
     os._exit(code)
@@ -132,6 +196,8 @@ def answer() -> int:
         code = shardmill(standalone_mode=False)  # click returns the code of `ctx.exit` here
         return code if isinstance(code, int) else 0
     except SystemExit as left:
+        if _lost_its_reader():
+            return _NOBODY_READS
         if left.code is None or isinstance(left.code, int):
             return left.code or 0
         click.echo(left.code, err=True)
@@ -145,9 +211,9 @@ def answer() -> int:
         return _stopped("terminated", _TERMINATED)
     except ShardmillError as error:
         click.echo(f"Error: {printable(str(error))}", err=True)
-        return 2 if isinstance(error, RecipeError) else 1
+        return 2 if isinstance(error, RecipeError | MissingExtraError) else 1
     except BrokenPipeError:
-        return 1
+        return _NOBODY_READS
     except OSError as error:
         where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
         told = printable(f"{where}{error.strerror or error}")
@@ -160,6 +226,13 @@ def answer() -> int:
             f"Error: {error}; raise the limit of processes (ulimit -u) and run the command again", err=True
         )
         return 1
+
+
+def _lost_its_reader() -> bool:
+    """Whether click or rich met a broken pipe: each then replaces standard output and exits with 1, as findings do."""
+    if type(sys.stdout).__name__ == "PacifyFlushWrapper":
+        return True
+    return _HAD_READER and _is_devnull(1)
 
 
 class _TerminatedError(BaseException):

@@ -51,14 +51,38 @@ def renamed_option(new: str, *letters: str, old: str, **settings: Any) -> Callab
     return lambda command: main(hidden(command))
 
 
+class RecipeFile(click.ParamType):  # type: ignore[type-arg]  # no generic before click 8.2
+    """A recipe's file, or the name of one that comes with shardmill. A file of that name comes first."""
+
+    name = "file|name"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(value)
+        if path.is_dir():
+            self.fail(f"{path}: is a directory; name the recipe's TOML file", param, ctx)
+        if path.exists() or path.suffix == ".toml" or path.name != str(value):
+            return path
+        from shardmill.pipeline.recipe.shipped import nearest_shipped, shipped
+
+        if str(value) in shipped():
+            return shipped()[str(value)]
+        close = nearest_shipped(str(value))
+        return self.fail(
+            f"{value}: is no file, and no recipe of that name comes with shardmill; "
+            + (f"the nearest are {', '.join(close)}" if close else "`shardmill recipes` lists them"),
+            param,
+            ctx,
+        )
+
+
 recipe_option = renamed_option(
     "--recipe",
     "-c",
     old="--config",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=RecipeFile(),
     default=Path("pipeline.toml"),
     show_default=True,
-    help="The recipe.",
+    help="The recipe: a TOML file, or a name that `shardmill recipes` lists.",
 )
 
 

@@ -18,7 +18,18 @@ class ParentFolder(click.ParamType):  # type: ignore[type-arg]  # no generic bef
             from shardmill.pipeline.container.hub import sparse_mirror
 
             return sparse_mirror(value)
+        if not str(value):
+            self.fail("is empty; give the parent checkpoint's folder, or hf://org/repo@revision", param, ctx)
         folder = Path(value)
         if not folder.is_dir():
-            self.fail(f"{folder}: is not a folder; give the parent checkpoint's folder", param, ctx)
+            kind = "is not a folder" if folder.exists() else "does not exist"
+            self.fail(f"{value}: {kind}; give the parent checkpoint's folder{_hint(str(value))}", param, ctx)
         return folder
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """As it is written: a place in capitals would be refused."""
+        return "DIR|hf://org/repo[@revision]"
+
+
+def _hint(value: str) -> str:
+    return ", or hf://org/repo@revision, in small letters" if "://" in value else ""

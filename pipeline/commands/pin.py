@@ -16,6 +16,7 @@ from shardmill.pipeline.commands.progress import human
 from shardmill.pipeline.commands.recipe import load_recipe
 from shardmill.pipeline.container.atomic import write_whole
 from shardmill.pipeline.manifest.lock import lock_facts, lock_path
+from shardmill.pipeline.recipe.shipped import is_shipped
 from shardmill.pipeline.run.pin import pin as make_lock
 from shardmill.pipeline.run.prepare import prepare
 
@@ -32,6 +33,10 @@ def pin(recipe: Path, parent: Path, read_all: bool, as_json: bool) -> None:
 
     Example: shardmill pin -c pipeline.toml --parent /data/parent
     """
+    if is_shipped(recipe):
+        raise click.UsageError(
+            "a lock goes beside your own recipe; copy this one first: shardmill recipes NAME > mine.toml"
+        )
     loaded = load_recipe(recipe)
     prepared = prepare(loaded, parent)
     lock = make_lock(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
+from rich.box import HEAVY_HEAD, SIMPLE
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -22,13 +24,18 @@ from shardmill.pipeline.commands.options import (
 from shardmill.pipeline.commands.printable import printable
 from shardmill.pipeline.commands.progress import human
 from shardmill.pipeline.commands.recipe import planned
-from shardmill.pipeline.container.hub import Mirror
+from shardmill.pipeline.container.hub import Mirror, place_of
 from shardmill.pipeline.plan.plan import plan_json
+from shardmill.pipeline.recipe.shipped import is_shipped
 from shardmill.pipeline.run.place import refuse_out
 from shardmill.pipeline.run.probe import Probed, probe
 from shardmill.pipeline.stages.job import Prepared
 
 LEFT_SHOWN = 40
+_PIPED_WIDTH = 120
+_WIDE = 100  # columns that the whole table needs, with names as long as they usually are
+_COLUMNS = ("family", "action", "block", "tensors", "before", "after", "scales")
+_NEEDS_WIDTH = {"before": _WIDE, "scales": _WIDE, "after": 72, "tensors": 62}
 
 
 @click.command()
@@ -71,6 +78,10 @@ def plan(recipe: Path, parent: Path, out: Path | None, probing: bool, as_json: b
         _show_plan(prepared, facts)
         for line in probed:
             click.echo(str(line))
+        name = prepared.plan.recipe if is_shipped(recipe) else str(recipe)
+        out_words = str(out) if out else "OUT"
+        words = ["shardmill", "build", "-c", name, "--parent", place_of(parent), "--out", out_words]
+        click.echo(f"Next:  {shlex.join(words)}")
 
 
 def _upload(prepared: Prepared) -> dict[str, int]:
@@ -86,21 +97,27 @@ def _free(out: Path) -> int:
     return shutil.disk_usage(place).free
 
 
-def _show_plan(prepared: Prepared, facts: dict[str, Any]) -> None:
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    table = Table(title=escape(f"{printable(prepared.plan.recipe)}: from the parent to the output"))
-    for name in ("family", "action", "block"):
-        table.add_column(name)
-    for name in ("tensors", "before", "after", "scales"):
-        table.add_column(name, justify="right")
-    for name, family in facts["families"].items():
+def _table(recipe: str, families: dict[str, Any], width: int) -> Table:
+    """A row a family. Where the terminal is narrow, sizes give way, never names."""
+    shown = [name for name in _COLUMNS if width >= _NEEDS_WIDTH.get(name, 0)]
+    table = Table(
+        title=escape(f"{recipe}: from the parent to the output"), box=SIMPLE if width < _WIDE else HEAVY_HEAD
+    )
+    for column in shown:
+        number = column not in ("family", "action", "block")
+        table.add_column(column, justify="right" if number else "left", overflow="fold")
+    for name, family in families.items():
         block = f"[{family['block'][0]},{family['block'][1]}]" if family["block"] else ""
         sizes = [human(family[size]) for size in ("bytes_before", "bytes_after", "scale_bytes")]
         # rich reads square brackets as markup.
-        table.add_row(
-            escape(printable(name)), family["action"], escape(block), f"{family['tensors']:,}", *sizes
-        )
-    console.print(table)
+        cells = [escape(printable(name)), family["action"], escape(block), f"{family['tensors']:,}", *sizes]
+        table.add_row(*(cell for cell, column in zip(cells, _COLUMNS, strict=True) if column in shown))
+    return table
+
+
+def _show_plan(prepared: Prepared, facts: dict[str, Any]) -> None:
+    console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
+    console.print(_table(printable(prepared.plan.recipe), facts["families"], console.width))
     for side in ("parent", "output"):
         sums = facts[side]
         click.echo(

@@ -18,7 +18,7 @@ _SECONDS_BETWEEN_FRAMES = 0.1
 
 
 class Meter(Protocol):
-    """Told how many bytes there will be, then of each count that is done."""
+    """Hears how many bytes there will be, then of each count that is done."""
 
     def begin(self, total: int) -> None: ...
 

@@ -56,7 +56,7 @@ def side_files(
     return tuple(carried), left
 
 
-_OURS = (INDEX_FILE, CONFIG_FILE)  # the child gets its own
+_OURS = (INDEX_FILE, CONFIG_FILE, ".shardmill-hub.json")  # the child gets its own; a mirror's note is ours
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, Path]]:

@@ -1,7 +1,7 @@
 """A folder appears under its name when it is whole, never in part: it is filled as `.NAME.part` beside it and renamed.
 
 An interrupted run leaves at most that folder, which the next run of the same command empties. Two runs at once are
-told apart by a lock on it.
+known apart by a lock on it.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from shardmill.pipeline.container.header import HEADER_BYTES_MAX
 from shardmill.pipeline.container.side_files import SIDE_FILE_BYTES_MAX, SideFiles, module_folders
-from shardmill.pipeline.errors import CheckpointError, ShardmillError
+from shardmill.pipeline.errors import CheckpointError, MissingExtraError, ShardmillError
+from shardmill.pipeline.types import README_FILE
 
 if TYPE_CHECKING:
     from shardmill.pipeline.container.ranges import RemoteFile
@@ -100,11 +101,23 @@ def other_commit(folder: Path, repository: str | None, revision: str | None) -> 
     return None
 
 
+def origin_of(folder: Path) -> tuple[str, str] | None:
+    """(repository, commit) of the sparse mirror in `folder`; None for any other folder."""
+    mirror = Mirror.of(folder) if _mirror_root(folder / HUB_FILE) else None
+    return (mirror.repository, folder.name) if mirror else None
+
+
+def place_of(folder: Path) -> str:
+    """What a user calls the parent in `folder`: its place on the hub, or the folder."""
+    origin = origin_of(folder)
+    return f"hf://{origin[0]}@{origin[1]}" if origin else str(folder)
+
+
 def _hub_api(place: str) -> Any:
     try:
         from huggingface_hub import HfApi
     except ImportError:
-        raise ShardmillError(f"{place}: needs huggingface_hub; pip install huggingface_hub") from None
+        raise MissingExtraError(f"{place}: needs huggingface_hub; pip install huggingface_hub") from None
     from shardmill.pipeline.container.ranges import hub_address
 
     return HfApi(endpoint=hub_address())
@@ -167,7 +180,7 @@ def _holds_weights(name: str, modules: Iterable[str]) -> bool:
 
 def _is_looked_at(name: str, size: int, rule: SideFiles) -> bool:
     """Whether a file is fetched whole: the JSON that decides, and what a child gets."""
-    top_json = "/" not in name and name.endswith(".json")
+    top_json = name == README_FILE or ("/" not in name and name.endswith(".json"))
     return size <= SIDE_FILE_BYTES_MAX and (top_json or rule.why_left(name, size) is None)
 
 

@@ -1,4 +1,4 @@
-"""The number formats: the folder is the table. A module here that has a FORMAT adds it; nothing else is to be told."""
+"""The number formats: the folder is the table. A module here that has a FORMAT adds it; nothing else has to know."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def globs_for(chosen: Iterable[str], patterns: Mapping[str, list[str]]) -> list[
 
 
 def _exact(pattern: str, names: list[str], others: list[str]) -> list[str]:
-    """Globs for `names`, which share `pattern` with `others`: told apart by a number, or one by one."""
+    """Globs for `names`, which share `pattern` with `others`: distinguished by a number, or one by one."""
     if not others:
         return [pattern]
     inside, outside = [numbers(name) for name in names], [numbers(name) for name in others]

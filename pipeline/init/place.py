@@ -1,4 +1,4 @@
-"""Where the language model is: towers and encoders are told by their place, not by a list of their names.
+"""Where the language model is: towers and encoders are known by their place, not by a list of their names.
 
 The language model's layers are beside its embeddings: `a.b.layers.N` where `a.b` also holds `embed_tokens`. Numbered
 modules elsewhere are towers, vocoders or drafts, which runtimes build without a place for codes; but for multi-token

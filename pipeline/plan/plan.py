@@ -62,7 +62,7 @@ def make_plan(recipe: Recipe, parent: Parent, assignments: Sequence[Assignment])
     config_text = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
     families = _families(recipe, assignments)
     rewritten = [shard.file for shard in shards if shard.rewritten]
-    without_key = child_readme(recipe, families, "", rewritten, len(shards))
+    without_key = child_readme(recipe, parent, families, "", rewritten, len(shards))
     key = key_of(
         {
             "recipe": recipe.name,
@@ -82,7 +82,7 @@ def make_plan(recipe: Recipe, parent: Parent, assignments: Sequence[Assignment])
         weight_map={name: ref.shard for name, ref in sorted(outputs.items())},
         config=config_text,
         config_entries=entries,
-        readme=child_readme(recipe, families, key, rewritten, len(shards)),
+        readme=child_readme(recipe, parent, families, key, rewritten, len(shards)),
         conversions=converted,
         units={name: (unit.rows, unit.cols) for name, unit in units.items()},
         dropped=_dropped(assignments, outputs),

@@ -73,9 +73,8 @@ def _layers(path: Path, readers: tuple[Path, ...]) -> list[tuple[dict[str, Any],
         text = _text(path)
         table = tomllib.loads(text)
     except OSError as error:
-        raise RecipeError(
-            [f"{path}: cannot be read: {error.strerror}; name the recipe with --recipe"]
-        ) from None
+        advice = "name the recipe with -c: your file, one of `shardmill recipes`, or a draft of `shardmill init DIR`"
+        raise RecipeError([f"{path}: cannot be read: {error.strerror}; {advice}"]) from None
     except (ValueError, RecursionError) as error:  # tomllib's own, of numbers without end, of UTF-8, of depth
         raise RecipeError([f"{path}: not valid TOML: {error}"]) from None
     base = table.pop("extends", None)

@@ -18,7 +18,7 @@ from shardmill.pipeline.manifest.store import Store
 from shardmill.pipeline.plan.types import Plan, ShardPlan
 from shardmill.pipeline.run.locking import locked
 from shardmill.pipeline.run.place import refuse_full_disk, refuse_out
-from shardmill.pipeline.run.publish import publish, stale_beside_shards
+from shardmill.pipeline.run.publish import publish, signatures_in, stale_beside_shards
 from shardmill.pipeline.run.resume import holds_receipt, is_as_staged
 from shardmill.pipeline.run.schedule import make_shards
 from shardmill.pipeline.run.shard import input_bytes
@@ -98,7 +98,12 @@ def _build(
     _tell_what_goes(plan, memory, tell)
     _tell_of_numba(settings, todo, tell)
     judged = {verdict.file: verdict.stat for verdict in verdicts if verdict.stat}
+    signed = signatures_in(store.out)
     published = publish(prepared, store, memory, settings, made, judged)
+    if gone := sorted(set(signed) - set(signatures_in(store.out))):
+        tell(
+            f"removed {' and '.join(gone)}, of the checkpoint before; sign again: shardmill verify sign {store.out}"
+        )
     inputs = Inputs(prepared.inputs, prepared.began)
     store.save(noted(inputs, published.files, store.out, published.stats, settings))
     kernel = _kernel_name(settings, todo)

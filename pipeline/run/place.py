@@ -47,7 +47,7 @@ def refuse_out(parent: Path, out: Path) -> None:
             )
     if foreign := Store(out).foreign_files():
         raise BuildError(
-            f"{out}: holds {foreign[0]} (of {len(foreign)} entries) and no manifest of shardmill's; "
+            f"{out}: is not empty ({foreign[0]}, of {len(foreign)} entries) and was not built by shardmill; "
             f"choose an empty --out"
         )
 

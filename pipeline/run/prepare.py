@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shardmill.pipeline.container.hub import other_commit
+from shardmill.pipeline.container.hub import origin_of, other_commit
 from shardmill.pipeline.errors import PlanError, RecipeError
 from shardmill.pipeline.manifest.lock import Lock
 from shardmill.pipeline.plan.plan import make_plan
@@ -28,6 +28,7 @@ def prepare(recipe: Recipe, folder: Path, lock: Lock | None = None, paranoid: bo
     inputs = inputs_now(recipe, folder, lock)
     if other := other_commit(folder, recipe.parent.repository, recipe.parent.revision):
         raise PlanError([other])
+    recipe = _with_origin(recipe, folder)
     checkpoint = Checkpoint(recipe, folder)
     products = dag.run("checkpoint", dag.before_shards(), checkpoint, Products())
     refuse_names((*products["parent"].carried, *(header.shard for header in products["parent"].headers)))
@@ -43,6 +44,15 @@ def prepare(recipe: Recipe, folder: Path, lock: Lock | None = None, paranoid: bo
         held_by_bytes=bool(lock and paranoid),
         began=inputs.began,
     )
+
+
+def _with_origin(recipe: Recipe, folder: Path) -> Recipe:
+    """The recipe with the repository and commit that the parent comes from, where a hub gave it and it names none."""
+    origin = origin_of(folder)
+    if origin is None:
+        return recipe
+    named = {"repository": origin[0], "revision": origin[1]}
+    return recipe.model_copy(update={"parent": recipe.parent.model_copy(update=named)})
 
 
 def _dag(recipe: Recipe) -> Dag:

@@ -45,6 +45,8 @@ from shardmill.pipeline.types import (
     Stat,
 )
 
+SIGNATURES = ("model.sig", "provenance.intoto.json")  # what `verify sign` writes
+
 
 @dataclass(frozen=True, slots=True)
 class Published:
@@ -100,6 +102,7 @@ def publish(
     removed = sorted(memory.published - set(files))
     if staged or removed:
         _refuse_changed(all_placed, store, plan, receipts)
+        removed += signatures_in(store.out)
         store.commit(staged, removed, SINGLE_FILE if plan.single else INDEX_FILE)
     outputs = {
         name: stat for name, each in placed.items() if (stat := _stat_in_place(store.out / name, each))
@@ -175,6 +178,11 @@ def _stat_of_link(source: Path, output: Path, stat: Stat) -> Stat:
     """`stat`, or what it is now where the published file is a hard link to the parent's."""
     now, published = stat_or_none(source), stat_or_none(output)
     return now if now and now == published and now[:3] == stat[:3] else stat
+
+
+def signatures_in(out: Path) -> list[str]:
+    """The files in `out` that vouch for the checkpoint as it is, and for no other."""
+    return [name for name in SIGNATURES if (out / name).is_file()]
 
 
 def stale_beside_shards(prepared: Prepared, out: Path, memory: Memory, settings: Settings) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from shardmill.pipeline.container.filesystem import losses, note_losses
-from shardmill.pipeline.errors import BuildError
+from shardmill.pipeline.errors import BuildError, MissingExtraError
 from shardmill.pipeline.manifest.records import Receipt
 from shardmill.pipeline.plan.types import ShardPlan
 from shardmill.pipeline.run.cores import cores_for, memory_bytes
@@ -185,7 +185,7 @@ def on_cluster(tasks: Mapping[str, ShardTask], address: str, watch: Watch) -> di
     try:
         from distributed import Client, KilledWorker, as_completed
     except ImportError:
-        raise BuildError("--scheduler needs dask.distributed; install shardmill[cluster]") from None
+        raise MissingExtraError("--scheduler needs dask.distributed; pip install distributed") from None
     try:
         client = Client(address, timeout=_CONNECT_SECONDS, set_as_default=False)
     except (OSError, ValueError) as error:

@@ -1,7 +1,7 @@
 """What nobody looks at: NaN, Inf and zeros among values that are passed on as they are, counted as they stream by.
 
 Two reductions a chunk tell whether any number has an exponent of ones or any bit but the sign; only where one does are
-they counted. Numbers are little-endian: of 16 or 32 bits, as BF16, F16, F32; of FP8 codes only zeros are told.
+they counted. Numbers are little-endian: of 16 or 32 bits, as BF16, F16, F32; of FP8 codes only zeros are counted.
 """
 
 from __future__ import annotations

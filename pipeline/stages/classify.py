@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from shardmill.kernels.block_fp8 import RECIPES
 from shardmill.pipeline.actions import ACTIONS, Action
 from shardmill.pipeline.errors import PlanError, RecipeError
+from shardmill.pipeline.plan.mismatch import mismatch
 from shardmill.pipeline.plan.profiles import PROFILES, Profile
 from shardmill.pipeline.plan.types import Assignment
 from shardmill.pipeline.recipe.globs import GlobSet, filled, fused_instances, nearest
@@ -40,7 +41,11 @@ def classify(checkpoint: Checkpoint, parent: Parent) -> tuple[Assignment, ...]:
     owners = {
         name: list(dict.fromkeys(filter(None, map(owner_of.__getitem__, at)))) for name, at in matched.items()
     }
-    problems = _unmatched_globs(rows, matched, parent) + _unknown_numerics(recipe.family)
+    if sentence := mismatch(recipe, parent, owners):
+        raise PlanError([sentence])
+    problems = _capped(
+        _unmatched_globs(rows, matched, parent), "globs that match nothing"
+    ) + _unknown_numerics(recipe.family)
     assignments = []
     for ref in parent.tensors.values():
         owner = owners[ref.name]

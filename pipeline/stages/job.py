@@ -45,7 +45,7 @@ class Settings:
 
 @dataclass
 class Watch:
-    """The thread that looks on: told of each byte that is done, and able to stop the work."""
+    """The thread that looks on: it hears of each byte that is done, and able to stop the work."""
 
     advance: Callable[[int], None] = lambda count: None
     stop: threading.Event = field(default_factory=threading.Event)

@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.pipeline.container.beside import side_files
+from shardmill.pipeline.container.card import front_matter
 from shardmill.pipeline.container.header import file_stat, read_header
 from shardmill.pipeline.container.recognize import instead_of_checkpoint, json_problem
 from shardmill.pipeline.errors import CheckpointError
 from shardmill.pipeline.stages.job import Checkpoint
-from shardmill.pipeline.types import CONFIG_FILE, INDEX_FILE, SINGLE_FILE, Header, Parent
+from shardmill.pipeline.types import CONFIG_FILE, INDEX_FILE, README_FILE, SINGLE_FILE, Header, Parent
 
 _INDEX_BYTES_MAX = 1 << 28
+_CARD_BYTES_MAX = 1 << 18  # a model card's front matter is at its start
 
 _HF_QUANT = "hf_quant_config.json"
 
@@ -43,7 +45,10 @@ def scan(checkpoint: Checkpoint) -> Parent:
         _agree(weight_map, owner)
     carried, left = side_files(folder, shards, checkpoint.recipe.output.carry)
     stats |= {name: file_stat(folder / name) for name in carried}
-    return Parent(folder, headers, stats, _config(folder), carried, left, single=weight_map is None)
+    card = front_matter(_text(folder / README_FILE))
+    return Parent(
+        folder, headers, stats, _config(folder), carried, left, single=weight_map is None, card=card
+    )
 
 
 def _shards(folder: Path, weight_map: Mapping[str, str] | None, also: Sequence[str]) -> list[str]:
@@ -93,6 +98,15 @@ def _json_object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{path.name}: is not a JSON object; fetch it again")
     return value
+
+
+def _text(path: Path) -> str:
+    """The start of a text file that may be missing, unreadable or no text."""
+    try:
+        with path.open("rb") as file:
+            return file.read(_CARD_BYTES_MAX).decode("utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -23,9 +23,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of shardmill."""
     pytest.importorskip("setuptools", reason="a wheel is built with setuptools")
     folder = tmp_path_factory.mktemp("wheel")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "pipeline.toml"):
         shutil.copy(ROOT / name, folder)
-    for name in ("pipeline", "kernels", "verify", "runtime_patch"):
+    for name in ("pipeline", "kernels", "verify", "runtime_patch", "recipes"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(
         ROOT / "src",

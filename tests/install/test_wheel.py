@@ -29,4 +29,7 @@ def test_the_wheel_carries_every_module_and_data_file(names: list[str]) -> None:
         if path.suffix in (".py", ".j2", ".css") or path.parent.name in ("presets", "protocols", "configs")
         if path.is_file() and "__pycache__" not in path.parts
     }
+    wanted |= {"shardmill/pipeline.toml"} | {
+        f"shardmill/recipes/{each.name}" for each in root.glob("recipes/*.toml")
+    }
     assert wanted - set(names) == set()

@@ -351,7 +351,7 @@ def test_the_readme_is_the_childs_own(built: Path) -> None:
         "2 of 4 weight files",
     ):
         assert words in text
-    assert re.search(r"\| attention \| 4 \| quantize \| \[4,4\] \| 1280 \| 640 \| 192 \|", text)
+    assert re.search(r"\| attention \| 4 \| quantize \| \[4,4\] \| 1,280 \| 640 \| 192 \|", text)
     assert "The parent's own words" not in text
 
 

@@ -243,7 +243,7 @@ def test_the_short_way_out_sees_what_changed_while_the_last_build_was_at_work(
             2,
             "cannot be read",
         ),
-        (["build", "--parent", "{here}/nowhere", "--out", "{out}", "-c", "{recipe}"], 2, "is not a folder"),
+        (["build", "--parent", "{here}/nowhere", "--out", "{out}", "-c", "{recipe}"], 2, "does not exist"),
         (["build", "--parent", "{parent}", "--out", "{parent}", "-c", "{recipe}"], 1, "is the parent itself"),
         (["build", "--parent", "{parent}", "--out", "{recipe}", "-c", "{recipe}"], 2, "is a file"),
         (["build", "--parent", "{parent}", "-c", "{recipe}"], 2, "Missing option '-o' / '--out'"),
@@ -326,7 +326,7 @@ def test_a_kernel_that_is_not_installed_is_told_with_the_way_to_get_it(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
     code, _, err = shardmill("build", *places, "--kernel", "numba")
-    assert (code, "shardmill[fast]" in err) == (2, True)
+    assert (code, "pip install numba" in err) == (2, True)
     assert not places[-1].exists()
 
 
@@ -528,7 +528,7 @@ def test_what_a_build_would_refuse_plan_and_explain_refuse_too(
     (built.parent / "other").mkdir()
     (built.parent / "other" / "x").touch()
     for out, why in (
-        (built.parent / "other", "holds x"),
+        (built.parent / "other", "is not empty (x"),
         (parent, "is the parent itself"),
         (built / "inside", "is inside the checkpoint"),
     ):

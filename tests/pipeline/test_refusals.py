@@ -351,7 +351,7 @@ def test_an_output_folder_with_foreign_files_is_refused(parent: Path, tmp_path: 
     out = tmp_path / "out"
     out.mkdir()
     (out / "photo.jpg").write_text("x")
-    assert "holds photo.jpg (of 1 entries) and no manifest" in refused(parent, out, BuildError)
+    assert "is not empty (photo.jpg, of 1 entries)" in refused(parent, out, BuildError)
     (out / "photo.jpg").unlink()
     shutil.copytree(parent, out, dirs_exist_ok=True)
     assert "no manifest of shardmill's; choose an empty --out" in refused(parent, out, BuildError)

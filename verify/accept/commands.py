@@ -178,7 +178,7 @@ def compare_command(
     Exit code 0: every gate passes; 1: one fails or is undecided; 2: the question could not be asked.
     """
     if find_spec("scipy") is None:
-        raise RefusedError("compare needs scipy: pip install 'shardmill[accept]'")
+        raise RefusedError("compare needs scipy: pip install scipy")
     from shardmill.verify.accept import report
     from shardmill.verify.accept.compare import compare
 
@@ -304,7 +304,7 @@ def _progress(item: Item, done: int, total: int) -> None:
 
 
 def _sentences(work: Callable[[], Any]) -> Any:
-    """Run what may fail for reasons of the world; the user gets the sentence, never a traceback."""
+    """Run what may fail for reasons outside this program; the user gets the sentence, never a traceback."""
     try:
         return work()
     except (RunError, IdentityError, ProtocolError, MetricsError, OSError) as error:

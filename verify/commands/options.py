@@ -62,6 +62,9 @@ def _set_private(_: click.Context, __: click.Parameter, value: bool) -> None:
     LIMITS.private = value
 
 
+_MIRROR_NOTE = ".shardmill-hub.json"  # lies in a folder whose shards are holes behind their headers
+
+
 def source_at(place: str) -> Source:
     """The folder, file, http(s) address or hf:// repository at `place`. Raises click.UsageError if there is none."""
     if place.startswith(("http://", "https://", "hf://")):
@@ -74,6 +77,10 @@ def source_at(place: str) -> Source:
     path = Path(place)
     if not path.exists():
         raise click.UsageError(f"{place}: there is no such folder or file.")
+    if (path / _MIRROR_NOTE).exists():
+        raise click.UsageError(
+            f"{place}: is a mirror of headers, whose data is on a hub; give the place itself, hf://org/repo@revision."
+        )
     if path.is_file() and path.suffix != ".safetensors":
         raise click.UsageError(f"{place}: give a checkpoint's folder or a .safetensors file.")
     return Folder(path)

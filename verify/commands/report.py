@@ -65,7 +65,7 @@ def _renderers() -> tuple[Renderer, Renderer]:
     missing = [name for name in ("jinja2", "matplotlib") if find_spec(name) is None]
     if missing:
         raise click.UsageError(
-            f"the report needs {' and '.join(missing)}; install with: pip install 'shardmill[report]'"
+            f"the report needs {' and '.join(missing)}; install with: pip install jinja2 matplotlib"
         )
     from shardmill.verify.report.page import render_card, render_page
 

@@ -196,6 +196,6 @@ def _draw(answer: Answer, path: Path) -> None:
     try:
         draw(answer, path)
     except ImportError:
-        raise click.ClickException("--waterfall needs matplotlib: pip install 'shardmill[report]'") from None
+        raise click.ClickException("--waterfall needs matplotlib: pip install matplotlib") from None
     except OSError as error:
         raise click.ClickException(f"{path}: cannot be written: {error.strerror}") from None

@@ -53,7 +53,7 @@ def integrity(
 ) -> Report:
     """`read_data` False judges headers, and digests that the place states; None reads what lies on this machine.
 
-    `progress` is told of bytes done and bytes in all.
+    `progress` hears of bytes done and bytes in all.
     """
     report = Report("integrity")
     headers_only = read_data is False or (read_data is None and source.remote)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from shardmill.kernels.formats import E4M3_MAX
 from shardmill.verify.formats.declared import CONFIG, Declaration
 from shardmill.verify.formats.fused import fused_groups, kind_of
 from shardmill.verify.formats.schemes import INPUT_SCALES, Linear, split_name
@@ -210,7 +211,9 @@ def conventions(context: ScaleContext) -> Iterator[Finding]:
                 leaf == "weight_scale" and linear.kind.startswith(("fp8", "mx", "int"))
             )
             if multiplies and scale.low > 1.0:
-                got = f"{scale.low:.4g} and more: decoded weights of up to {scale.low * 448:.3g} and more"
+                got = (
+                    f"{scale.low:.4g} and more: decoded weights of up to {scale.low * E4M3_MAX:.3g} and more"
+                )
                 yield _at("scale-convention", scale.tensor, "a number that multiplies, far below 1", got)
             elif leaf == "weight_global_scale" and 0 < scale.high < 1.0:
                 yield _at("scale-convention", scale.tensor, "a divisor: 448 * 6 / amax", f"{scale.high:.4g}")

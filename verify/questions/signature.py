@@ -188,6 +188,6 @@ def _library() -> Any:
         import model_signing
     except ImportError as error:
         raise SigningError(
-            f"needs model-signing ({error}); `pip install 'shardmill[sign]'` brings it."
+            f"needs model-signing ({error}); `pip install model-signing pyOpenSSL` brings it."
         ) from None
     return model_signing

@@ -105,7 +105,7 @@ def hub_repository(place: str, endpoint: str | None = None) -> Remote:
         from huggingface_hub.utils import build_hf_headers
     except ImportError:
         raise PlaceError(
-            f"{place}: needs huggingface_hub; `pip install 'shardmill[hub]'` brings it."
+            f"{place}: needs huggingface_hub; `pip install huggingface_hub` brings it."
         ) from None
     name, _, revision = place.removeprefix("hf://").partition("@")
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):

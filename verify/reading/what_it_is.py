@@ -1,4 +1,4 @@
-"""What a file or a folder is, where it is nearly a checkpoint: told by first bytes and by names alone."""
+"""What a file or a folder is, where it is nearly a checkpoint, by first bytes and by names alone."""
 
 from __future__ import annotations
 

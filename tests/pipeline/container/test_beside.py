@@ -31,7 +31,8 @@ WANTED = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja", "generation_config.json",
     "preprocessor_config.json", "processor_config.json", "vocab.txt", "merges.txt", "special_tokens_map.json",
 
-    "modeling_x.py", "processing_x.py", "LICENSE", "LICENSE.md", "NOTICE", "additional_chat_templates/tool.jinja", "qwen.tiktoken", "spiece.model",
+    "modeling_x.py", "processing_x.py", "LICENSE", "LICENSE.md", "NOTICE",
+    "additional_chat_templates/tool.jinja", "qwen.tiktoken", "spiece.model",
 )  # fmt: skip
 UNWANTED = {
     "it holds weights": (

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from shardmill.pipeline.commands.main import shardmill
-from shardmill.pipeline.container.hub import HUB_FILE, hub_bytes, refuse_other_digest, sparse_mirror
+from shardmill.pipeline.container.hub import HUB_FILE, hub_bytes, place_of, refuse_other_digest, sparse_mirror
 from shardmill.pipeline.container.ranges import RemoteFile, WrongAnswerError
 from shardmill.pipeline.errors import CheckpointError, PlanError, ShardmillError
 from tests.pipeline.parents import INDEX, MANIFEST, build, published, why, write_recipe
@@ -54,7 +54,23 @@ expect = 6
 def test_a_child_of_a_repository_is_the_child_of_its_folder(hub: Server, tmp_path: Path) -> None:
     build(sparse_mirror(PLACE), tmp_path / "far", KEEP)
     build(hub.folder, tmp_path / "near", KEEP)
-    assert published(tmp_path / "far") == published(tmp_path / "near")
+    assert bytes_of(tmp_path / "far") == bytes_of(tmp_path / "near")
+    card = (tmp_path / "far" / "README.md").read_text()
+    assert f"Made by shardmill from org/repo, revision {SHA}" in card
+    assert "base_model: org/repo" in card
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    """What is published, but for the two files that say where the parent came from."""
+    say = ("README.md", "shardmill.manifest.json")
+    return {name: data for name, data in published(folder).items() if name not in say}
+
+
+def test_the_next_step_names_the_place_not_the_cache(hub: Server, tmp_path: Path) -> None:
+    """The folder of the mirror is nobody's business."""
+    place = place_of(sparse_mirror(PLACE))
+    assert place == f"hf://org/repo@{SHA}"
+    assert place_of(hub.folder) == str(hub.folder)
 
 
 def test_the_parents_data_never_lie_on_this_disk(hub: Server, tmp_path: Path) -> None:
@@ -84,7 +100,7 @@ def test_a_connection_that_breaks_is_taken_up_where_it_broke(hub: Server, tmp_pa
     build(folder, tmp_path / "out", KEEP)
     assert hub.fail == []
     build(hub.folder, tmp_path / "near", KEEP)
-    assert published(tmp_path / "out") == published(tmp_path / "near")
+    assert bytes_of(tmp_path / "out") == bytes_of(tmp_path / "near")
 
 
 def test_a_file_that_is_gone_from_the_hub_stops_the_build_with_its_address(

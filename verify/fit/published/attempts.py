@@ -1,4 +1,4 @@
-"""The published fit ladder, told by this model: each attempt predicted to fit or not, beside what happened.
+"""The published fit ladder, by this model: each attempt predicted to fit or not, beside what happened.
 
 Facts of the published card (two 96 GB cards, its own fork, 524,288 tokens). The fork's scratch is not derivable; two
 attempts calibrate it: C2 for its unbounded indexer, D2 for the bounded one. A, B, B3, C1, D and E2 are predictions.

@@ -1,13 +1,14 @@
 """Dead data: weights of zeros, stretches of zero bytes, experts that never answer. No manifest vouches for them.
 
 What is honest: norms and biases of zeros (zero-centred norms are published so), rows of zeros that begin and
-end as rows do and are a small part of the weight (padded vocabularies, reserved tokens, padded widths).
+end as rows do and are a small part of the weight (padded vocabularies, reserved tokens, padded widths), and
+whole blocks of codes whose scale is the one that a converter gives to a block of zeros.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 
 from shardmill.verify.formats.linear import FLOATS, Linear
 from shardmill.verify.formats.look import Sightings, whole, zero_bytes
@@ -31,8 +32,11 @@ def judged_for_zeros(tensor: Tensor, linears: Mapping[str, Linear]) -> bool:
     return tensor.name in linears or (tensor.dtype in FLOATS and not _HONEST.search(tensor.name))
 
 
-def zero_faults(checkpoint: Checkpoint, sightings: Sightings) -> Iterator[Finding]:
-    """Of the tensors whose runs of zeros were looked for: a whole weight, an expert, or a stretch of one is zero."""
+def zero_faults(checkpoint: Checkpoint, sightings: Sightings, vouched: Set[str]) -> Iterator[Finding]:
+    """Of the tensors whose runs of zeros were looked for: a whole weight, an expert, or a stretch of one is zero.
+
+    `vouched`: weights whose block scales say of every stretch that it was made of zeros.
+    """
     dead = {
         name: tensor
         for name, runs in sorted(sightings.runs.items())
@@ -49,7 +53,7 @@ def zero_faults(checkpoint: Checkpoint, sightings: Sightings) -> Iterator[Findin
                 "zero-weight", tensor.file, name, "a weight that is not all zero", f"{tensor} of zeros"
             )
     for name, runs in sorted(sightings.runs.items()):
-        if name not in dead:
+        if name not in dead and name not in vouched:
             yield from _stretches(checkpoint.tensors[name], runs)
 
 

@@ -56,13 +56,14 @@ def integrity(
     `progress` hears of bytes done and bytes in all.
     """
     report = Report("integrity")
-    opened = _open(source, report)
+    headers_only = read_data is False or (read_data is None and source.remote)
+    opened = _open(source, report, headers_only)
     origin = parentage(opened.checkpoint, opened.linears, parent, report) if parent is not None else None
     if origin is None:
         report.leaves_out("parent", "no --parent given")
     else:
         report.add(*beside_parent(opened.checkpoint, origin.parent, report))
-    if read_data is False or (read_data is None and source.remote):
+    if headers_only:
         for topic in ("scales", "codes", "floats"):
             report.leaves_out(topic, "headers only")
         report.coverage = coverage_of(opened.checkpoint, opened.linears, None)
@@ -73,7 +74,7 @@ def integrity(
     return report
 
 
-def _open(source: Source, report: Report) -> Opened:
+def _open(source: Source, report: Report, headers_only: bool) -> Opened:
     checkpoint = open_checkpoint(source, report)
     linears = quantized(checkpoint.tensors)
     report.add(
@@ -91,7 +92,8 @@ def _open(source: Source, report: Report) -> Opened:
         report.leaves_out("digests", f"{MANIFEST} cannot be used")
     else:
         report.leaves_out("digests", f"there is no {MANIFEST}")
-    return Opened(checkpoint, linears, plans_of(checkpoint, linears), Sightings())
+    plans = {} if headers_only else plans_of(checkpoint, linears)
+    return Opened(checkpoint, linears, plans, Sightings())
 
 
 def _manifest_faults(checkpoint: Checkpoint, manifest: Manifest) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 
 from shardmill.verify.formats.declared import CONFIG, MAPPINGS, Declaration
@@ -13,6 +14,7 @@ from shardmill.verify.formats.excludes import NAME_CHARS_MAX, Excludes, Pattern
 from shardmill.verify.formats.fused import fused_groups, fused_names, kind_of
 from shardmill.verify.formats.schemes import FLOATS, Linear
 from shardmill.verify.questions.loads_vllm import float_modules
+from shardmill.verify.questions.stacks import Stacks, stacks_of
 from shardmill.verify.reading.checkpoint import Checkpoint
 from shardmill.verify.rules.findings import Finding
 
@@ -31,7 +33,7 @@ NOT_LINEAR = re.compile(r"embed|norm|\bwte\b|\bwpe\b|relative_attention_bias|pos
 LEFT_BY_ENGINES = re.compile(r"(^|\.)(lm_head|head|gate|eh_proj|weights_proj|router|classifier|score)$")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Names:
     """What the rules look at."""
 
@@ -39,6 +41,10 @@ class Names:
     linears: Mapping[str, Linear]
     declared: Declaration | None
     modules: tuple[str, ...]  # that have a weight of two axes or more
+
+    @cached_property
+    def stacks(self) -> Stacks:
+        return stacks_of(self.checkpoint.tensors)
 
     @property
     def text_config(self) -> Mapping[str, object]:
@@ -51,7 +57,7 @@ class Names:
         checkpoint = self.checkpoint
         named = set(checkpoint.index.weight_map.values()) if checkpoint.index is not None else set()
         here = {file for file in checkpoint.files if file.endswith(".safetensors") and "/" not in file}
-        return named | here <= checkpoint.headers.keys()
+        return (named | here) - checkpoint.copies <= checkpoint.headers.keys()
 
     def count(self, *keys: str) -> int:
         """The first of these whole numbers that the config has, else 0."""
@@ -250,10 +256,14 @@ def _file(names: Names, members: Mapping[str, str]) -> str:
 def layers_whole(names: Names) -> Iterator[Finding]:
     """Layers are 0, 1, 2 ... as many as the config says, and the MTP layers behind them."""
     stacks: dict[str, set[int]] = {}
+    last = ""  # the front of the name before, which most names share
     for name in names.checkpoint.tensors:
+        if last and name.startswith(last):
+            continue
         match = _LAYER.match(name)
         if match:
             stacks.setdefault(match[1], set()).add(int(match[2]))
+            last = match[0] if "layers." not in name[match.end() :] else ""
     if not stacks:
         return
     stack, layers = max(stacks.items(), key=lambda item: len(item[1]))
@@ -273,10 +283,15 @@ def layers_whole(names: Names) -> Iterator[Finding]:
 def experts_whole(names: Names) -> Iterator[Finding]:
     """Each bank has experts 0, 1, 2 ... as many as the config says, each with what its siblings have."""
     banks: dict[str, dict[int, set[str]]] = {}
+    front, leaves = "", set[str]()  # of the expert before, whose other tensors follow
     for name in names.checkpoint.tensors:
-        match = _EXPERT.match(name)
+        if front and name.startswith(front) and "experts." not in (rest := name[len(front) :]):
+            leaves.add(rest)
+            continue
+        match = _EXPERT.match(name) if "experts." in name else None
         if match:
-            banks.setdefault(match[1], {}).setdefault(int(match[2]), set()).add(name[match.end() :])
+            front, leaves = match[0], banks.setdefault(match[1], {}).setdefault(int(match[2]), set())
+            leaves.add(name[match.end() :])
     said = names.count("n_routed_experts", "num_experts", "num_local_experts")
     count = said or max((len(experts) for experts in banks.values()), default=0)
     left, unnamed = EXPERTS_NAMED_MAX, 0

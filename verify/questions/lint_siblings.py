@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from shardmill.verify.formats.fused import kind_of
 from shardmill.verify.formats.linear import FLOATS
 from shardmill.verify.questions.lint_names import Names
-from shardmill.verify.questions.stacks import BUILDS_MAX, Stack, lacking, stacks_of
+from shardmill.verify.questions.stacks import BUILDS_MAX, Stack, lacking
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.rules.findings import Finding
 
@@ -21,7 +21,7 @@ NAMED = 4
 
 
 def sibling_faults(names: Names) -> Iterator[Finding]:
-    stacks = stacks_of(names.checkpoint.tensors) if names.whole else {}
+    stacks = names.stacks.by_name if names.whole else {}
     for stack in stacks.values():
         yield from _lacking(stack)
         yield from _gaps(stack)
@@ -97,9 +97,16 @@ def _drafts(names: Names, trunk: Stack) -> Iterator[Finding]:
 
 def _dtypes(tensors: Mapping[str, Tensor]) -> Iterator[Finding]:
     """Of one kind, one float dtype: a label exchanged or a scale stored in another dtype shows here alone."""
-    kinds: dict[str, dict[str, list[str]]] = {}
+    leaves: dict[
+        str, set[str]
+    ] = {}  # the last part of a name -> float dtypes: only where two are is there a kind to see
     for name, tensor in tensors.items():
         if tensor.dtype in FLOATS:
+            leaves.setdefault(name[name.rfind(".") + 1 :], set()).add(tensor.dtype)
+    mixed = {leaf for leaf, dtypes in leaves.items() if len(dtypes) > 1}
+    kinds: dict[str, dict[str, list[str]]] = {}
+    for name, tensor in tensors.items() if mixed else ():
+        if tensor.dtype in FLOATS and name[name.rfind(".") + 1 :] in mixed:
             kinds.setdefault(kind_of(name), {}).setdefault(tensor.dtype, []).append(name)
     for kind, found in kinds.items():
         if len(found) == 1:

@@ -10,7 +10,7 @@ from typing import Any
 from shardmill.verify.formats.declared import CONFIG
 from shardmill.verify.formats.linear import FLOATS
 from shardmill.verify.questions.lint_names import Names
-from shardmill.verify.questions.stacks import NAME_CHARS_MAX, representatives, stacks_of
+from shardmill.verify.questions.stacks import NAME_CHARS_MAX
 from shardmill.verify.reading.declarations import declarations_in
 from shardmill.verify.rules.findings import Finding
 
@@ -24,6 +24,7 @@ _REPEATED = re.compile(
     r"(?:^|\.)(\w+)\.(?:\1\.){2,}|(?:^|\.)(language_model|text_model|vision_tower)\.(?:\w+\.)?\2\."
 )
 _NUMBERED_END = re.compile(r"\.\d+$")
+ADAPTER = "adapter_model.safetensors"
 PLAIN_MAX = 2_000  # exclusions that end in a number, held to each layer
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
@@ -38,11 +39,11 @@ def word_faults(names: Names) -> Iterator[Finding]:
 
 
 def _wrapped(names: Names) -> Iterator[Finding]:
-    tensors = names.checkpoint.tensors
     found = [
         tensor
-        for tensor in representatives(tensors, stacks_of(tensors))
+        for tensor in names.stacks.representatives()
         if len(tensor.name) <= NAME_CHARS_MAX
+        and not tensor.file.endswith(ADAPTER)  # whose names PEFT writes so
         and (_WRAPPER.search(tensor.name) or _REPEATED.search(tensor.name))
     ]
     if found:
@@ -53,8 +54,11 @@ def _wrapped(names: Names) -> Iterator[Finding]:
 
 def _alike(names: Names) -> Iterator[Finding]:
     """Names equal but for case or Unicode form, and words that mix alphabets."""
+    tensors = names.checkpoint.tensors
+    if all(map(str.isascii, tensors)) and len(set(map(str.lower, tensors))) == len(tensors):
+        return
     seen: dict[str, str] = {}
-    for name, tensor in names.checkpoint.tensors.items():
+    for name, tensor in tensors.items():
         folded = name.lower() if name.isascii() else unicodedata.normalize("NFKC", name).casefold()
         other = seen.setdefault(folded, name)
         if other != name:

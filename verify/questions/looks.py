@@ -8,7 +8,7 @@ from shardmill.verify.formats.declared import declaration
 from shardmill.verify.formats.linear import Linear
 from shardmill.verify.formats.look import Plan, Sightings
 from shardmill.verify.formats.values import float_rules, value_rules
-from shardmill.verify.questions.block_scales import block_bytes, block_faults
+from shardmill.verify.questions.block_scales import block_bytes, block_faults, block_looks
 from shardmill.verify.questions.dead_data import judged_for_zeros, zero_faults
 from shardmill.verify.questions.index_values import index_faults
 from shardmill.verify.questions.twins import twin_faults
@@ -44,7 +44,12 @@ def sight_faults(
 ) -> Iterator[Finding]:
     """What the sights of the whole pass come to: dead data, blocks without their scales, indices out of range."""
     declared = declaration(checkpoint.quantization)[0] if checkpoint.quantization else None
-    yield from zero_faults(checkpoint, sightings)
-    yield from block_faults(checkpoint, linears.values(), declared, sightings)
+    vouched: set[str] = set()
+    for look in block_looks(checkpoint, linears.values(), declared, sightings):
+        yield from block_faults(look)
+        name = look.matrix.tensor.name
+        if look.vouches(sightings.runs.get(name, ())):
+            vouched.add(name)
+    yield from zero_faults(checkpoint, sightings, vouched)
     yield from index_faults(checkpoint, linears)
     yield from twin_faults(checkpoint, sightings)

@@ -114,6 +114,8 @@ def _held(kin: Kin, origin: Parentage, name: str, theirs: Tensor) -> Iterator[Fi
             origin.excuse("converted: roundtrip and reproduce compare it", name)
         elif kin.manifest is None and _rounded(ours, theirs):
             origin.excuse("floats of another dtype: roundtrip compares them", name)
+        elif kin.manifest is None and _packed_elsewise(kin, ours, theirs):
+            origin.excuse("codes of a form that is not decoded: not compared", name)
         else:
             yield Finding("carried-retyped", ours.file, ours.name, str(theirs), str(ours))
     elif _repaired(kin, name):
@@ -180,6 +182,16 @@ def _form(weight: Tensor, linear: Linear | None) -> tuple[str, tuple[tuple[str, 
 
 def _rounded(ours: Tensor, theirs: Tensor) -> bool:
     return ours.dtype in FLOATS and theirs.dtype in FLOATS and ours.shape == theirs.shape
+
+
+def _packed_elsewise(kin: Kin, ours: Tensor, theirs: Tensor) -> bool:
+    """Whether floats became bitsandbytes' codes: bytes beside a table of their own."""
+    tables = (f"{ours.name}.absmax", f"{ours.name}.quant_map", f"{split_name(ours.name)[0]}.SCB")
+    return (
+        theirs.dtype in FLOATS
+        and ours.dtype in ("U8", "I8")
+        and any(table in kin.child.tensors for table in tables)
+    )
 
 
 def _repaired(kin: Kin, name: str) -> bool:

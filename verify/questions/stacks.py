@@ -53,12 +53,32 @@ class Stack:
         return any("." in kind for kinds in self.sets.values() for kind in kinds)
 
 
-def stacks_of(tensors: Mapping[str, Tensor]) -> dict[str, Stack]:
+@dataclass(frozen=True, slots=True)
+class Stacks:
+    """The stacks of a checkpoint by name, and the tensors that are of none."""
+
+    by_name: dict[str, Stack]
+    alone: tuple[Tensor, ...]
+
+    def representatives(self) -> Iterator[Tensor]:
+        """One tensor of each kind of each stack, and every tensor of no stack: enough to judge words."""
+        for stack in self.by_name.values():
+            seen: set[str] = set()
+            for kinds in stack.blocks.values():
+                if not seen.issuperset(kinds):
+                    yield from (tensor for kind, tensor in kinds.items() if kind not in seen)
+                    seen.update(kinds)
+        yield from self.alone
+
+
+def stacks_of(tensors: Mapping[str, Tensor]) -> Stacks:
     stacks: dict[str, Stack] = {}
+    alone: list[Tensor] = []
     known: dict[str, str] = {}  # the rest of a name within its block -> its kind: the same in every block
     for name, tensor in tensors.items():
         match = _BLOCK.match(name) if len(name) <= NAME_CHARS_MAX else None
         if match is None:
+            alone.append(tensor)
             continue
         kind = known.get(match[3])
         if kind is None:
@@ -69,19 +89,7 @@ def stacks_of(tensors: Mapping[str, Tensor]) -> dict[str, Stack]:
                 stack = stacks[match[1]] = Stack(match[1])
             block = stack.blocks.setdefault(int(match[2]), {})
             block.setdefault(kind, tensor)
-    return stacks
-
-
-def representatives(tensors: Mapping[str, Tensor], stacks: Mapping[str, Stack]) -> Iterator[Tensor]:
-    """One tensor of each kind of each stack, and every tensor of no stack: enough to judge words."""
-    for stack in stacks.values():
-        seen: set[str] = set()
-        for kinds in stack.blocks.values():
-            for kind, tensor in kinds.items():
-                if kind not in seen:
-                    seen.add(kind)
-                    yield tensor
-    yield from (tensor for name, tensor in tensors.items() if not _BLOCK.match(name[:NAME_CHARS_MAX]))
+    return Stacks(stacks, tuple(alone))
 
 
 def weight_kind(rest: str) -> str:

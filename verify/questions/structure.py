@@ -36,7 +36,8 @@ def _index_faults(checkpoint: Checkpoint, index: Index) -> Iterator[Finding]:
         else:
             yield Finding("missing-shard", file, "", f"a file that {index.file} names", "none")
     yield from _names(checkpoint, index, renamed)
-    for file in checkpoint.headers:
+    native = {file for file in checkpoint.copies if file.startswith("consolidated")}  # vLLM may load it
+    for file in sorted(checkpoint.headers.keys() | native):
         if file not in named and file not in renamed.values():
             yield Finding("stray-shard", file, "", f"a file that {index.file} names")
     if index.total_size is not None and named <= set(checkpoint.headers):
@@ -46,18 +47,27 @@ def _index_faults(checkpoint: Checkpoint, index: Index) -> Iterator[Finding]:
 
 
 def _names(checkpoint: Checkpoint, index: Index, renamed: dict[str, str]) -> Iterator[Finding]:
-    here = {file: {tensor.name for tensor in header.tensors} for file, header in checkpoint.headers.items()}
-    lost = set(renamed) | {file for file in index.weight_map.values() if file not in here}
+    headers, tensors = checkpoint.headers, checkpoint.tensors
+    lost = set(renamed) | {file for file in index.weight_map.values() if file not in headers}
+    here: dict[str, frozenset[str]] = {}  # built where a name is not where the index says, and once
+    placed = dict.fromkeys(headers, 0)  # file -> tensors that the index rightly names
     for name, file in index.weight_map.items():
-        if file in lost or name in here[file]:
+        tensor = tensors.get(name)
+        if tensor is not None and tensor.file == file:
+            placed[file] += 1
+        elif file not in lost:
+            if file not in here:
+                here[file] = frozenset(other.name for other in headers[file].tensors)
+            if name in here[file]:
+                continue
+            if tensor is None:
+                yield Finding("index-extra-tensor", file, name, f"a tensor that {index.file} lists", "none")
+            else:
+                yield Finding("index-wrong-shard", tensor.file, name, file, tensor.file)
+    for file in set(index.weight_map.values()) & set(headers):
+        if placed[file] == len(headers[file].tensors):
             continue
-        elsewhere = checkpoint.tensors.get(name)
-        if elsewhere is None:
-            yield Finding("index-extra-tensor", file, name, f"a tensor that {index.file} lists", "none")
-        else:
-            yield Finding("index-wrong-shard", elsewhere.file, name, file, elsewhere.file)
-    for file in set(index.weight_map.values()) & set(here):
-        for name in sorted(here[file] - index.weight_map.keys()):
+        for name in sorted({tensor.name for tensor in headers[file].tensors} - index.weight_map.keys()):
             yield Finding("index-lacks-tensor", file, name, f"an entry in {index.file}", "none")
 
 

@@ -5,6 +5,7 @@ Every question begins here. What can't be read is a finding and left out, so tha
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
@@ -21,6 +22,11 @@ from shardmill.verify.rules.findings import Finding, Report, UnreadableError
 INDEX = "model.safetensors.index.json"
 INDEX_SUFFIX = ".safetensors.index.json"
 SUFFIX = ".safetensors"
+ONE_FILE = "model.safetensors"
+# Mistral's own names beside transformers', and the variants of `save_pretrained(variant=...)`.
+_COPY = re.compile(
+    r"(consolidated([.-]\d{1,5}(-of-\d{1,5})?)?|model\.(fp16|bf16|fp32)(-\d{1,5}-of-\d{1,5})?)\.safetensors$"
+)
 TENSORS_MAX = 600_000  # of a whole checkpoint
 HEADERS_BYTES_MAX = 64 << 20  # of a whole checkpoint: three times those of 150,000 tensors
 FILES_MAX = 20_000  # that an index names
@@ -46,6 +52,7 @@ class Checkpoint:
     config: dict[str, Any] = field(default_factory=dict)
     quantization: dict[str, Any] = field(default_factory=dict)  # the config's quantization_config
     manifest: Manifest | None = None
+    copies: frozenset[str] = frozenset()  # files of the same weights in another form, which are not judged
 
     def readable(self, tensor: Tensor) -> bool:
         return self.headers[tensor.file].sound
@@ -60,6 +67,12 @@ def open_checkpoint(source: Source, report: Report) -> Checkpoint:
     checkpoint = Checkpoint(source, source.files())
     report.add(*source.findings())
     checkpoint.index = _read_index(checkpoint, report)
+    checkpoint.copies = _copies(checkpoint)
+    if checkpoint.copies:
+        named = (
+            f"{min(checkpoint.copies)} holds the same weights in another form, which the index does not name"
+        )
+        report.leaves_out(f"{len(checkpoint.copies):,} files beside the model", named)
     left = Left(TENSORS_MAX, HEADERS_BYTES_MAX)
     for file in _shard_files(checkpoint):
         header = _read_header(checkpoint, file, left, report)
@@ -195,11 +208,21 @@ def _total_size(file: str, metadata: Any, report: Report) -> int | None:
     return total
 
 
+def _copies(checkpoint: Checkpoint) -> frozenset[str]:
+    """Publishers put a copy for another loader, or in another dtype, beside the model; a child of ours has none."""
+    if MANIFEST in checkpoint.files:
+        return frozenset()
+    named = set(checkpoint.index.weight_map.values()) if checkpoint.index is not None else set[str]()
+    if not named & checkpoint.files.keys() and ONE_FILE not in checkpoint.files:
+        return frozenset()
+    return frozenset(file for file in checkpoint.files if _COPY.match(file) and file not in named)
+
+
 def _shard_files(checkpoint: Checkpoint) -> list[str]:
     """Files with a header to read: those at the top, and those the index or one-file form names."""
     named = set(checkpoint.index.weight_map.values()) if checkpoint.index else set()
     top = {file for file in checkpoint.files if file.endswith(SUFFIX) and "/" not in file}
-    return sorted(top | (named & set(checkpoint.files)))
+    return sorted((top - checkpoint.copies) | (named & set(checkpoint.files)))
 
 
 @dataclass(slots=True)

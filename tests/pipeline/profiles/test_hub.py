@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from shardmill.pipeline.commands.main import shardmill
-from shardmill.pipeline.container.hub import HUB_FILE, hub_bytes, refuse_other_digest, sparse_mirror
+from shardmill.pipeline.container.hub import HUB_FILE, hub_bytes, place_of, refuse_other_digest, sparse_mirror
 from shardmill.pipeline.container.ranges import RemoteFile, WrongAnswerError
 from shardmill.pipeline.errors import CheckpointError, PlanError, ShardmillError
 from tests.pipeline.parents import INDEX, MANIFEST, build, published, why, write_recipe

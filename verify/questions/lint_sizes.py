@@ -5,7 +5,7 @@ Evidence for the bounds. Of one kind of weight over its layers, the largest root
 times the smallest in freshly initialised models, and 1.25 to 1.62 times in a trained sentence encoder
 (all-MiniLM-L6-v2: six layers, six kinds of matrices). Quantized and float matrices of one model lie within a
 factor of 8. Initialisation is near 1 / sqrt(inputs), 0.004 to 0.1 for 100 to 65,536 inputs. A scale that is
-squared, inverted or off by a bias of 120 moves a weight by a thousand and more; 64 times is told by siblings
+squared, inverted or off by a bias of 120 moves a weight by a thousand and more; 64 times is known by siblings
 alone.
 """
 
@@ -34,13 +34,13 @@ def size_faults(sizes: Sequence[Size]) -> Iterator[Finding]:
     middle = float(np.median([size.rms for size in whole]))
     of_all = list(_of_all(whole, [size for size in sizes if not size.quantized and size.rms > 0], middle))
     yield from of_all
-    told = set()
+    known = set()
     for kind, members in by_kind(size for size in sizes if size.rms > 0).items():
         for size, expected in _outliers(kind, members, whole):
-            told.add(size.module)
+            known.add(size.module)
             yield _at(size, expected)
     for size in whole if not of_all else ():
-        if size.module not in told and not 1 / MODEL_RATIO < size.rms / middle < MODEL_RATIO:
+        if size.module not in known and not 1 / MODEL_RATIO < size.rms / middle < MODEL_RATIO:
             yield _at(size, f"about {middle:.2g}, the median of {len(whole):,} quantized weights")
 
 

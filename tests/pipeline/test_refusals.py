@@ -354,7 +354,7 @@ def test_an_output_folder_with_foreign_files_is_refused(parent: Path, tmp_path: 
     assert "is not empty (photo.jpg, of 1 entries)" in refused(parent, out, BuildError)
     (out / "photo.jpg").unlink()
     shutil.copytree(parent, out, dirs_exist_ok=True)
-    assert "no manifest of shardmill's; choose an empty --out" in refused(parent, out, BuildError)
+    assert "was not built by shardmill; choose an empty --out" in refused(parent, out, BuildError)
 
 
 def test_an_output_path_that_is_a_file_is_refused(parent: Path, tmp_path: Path) -> None:

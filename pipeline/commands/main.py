@@ -12,7 +12,6 @@ import sys
 from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib import import_module
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -135,6 +134,8 @@ def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> No
         return
     there = {extra: find_spec(module) is not None for extra, module in EXTRAS.items()}
     kernel = "numba" if there["fast"] else "numpy"
+    from importlib.metadata import version  # 0.05 s, which no other command needs
+
     click.echo(f"shardmill {version('shardmill')}")
     click.echo(f"kernel: {kernel}; Python {platform.python_version()}, {platform.machine()}")
     click.echo(f"extras: {', '.join(extra for extra, found in there.items() if found) or 'none'}")

@@ -7,7 +7,7 @@ that its action names, and no others.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -98,8 +98,6 @@ class Family(_Matching):
     expect: Annotated[int, Field(ge=0, strict=True)] | None = None
     reason: Text | None = None
 
-    _actions: dict[str, Action] = PrivateAttr(default_factory=dict)
-
     @field_validator("action")
     @classmethod
     def _known(cls, value: str) -> str:
@@ -150,13 +148,20 @@ class Family(_Matching):
         self, ref: TensorRef, scale_suffix: str = "_scale_inv", profile: str = "modelopt-mixed"
     ) -> Action:
         """The Action that the family's tensor `ref` gets; new scales are named by `scale_suffix`."""
-        if ACTIONS[self.action].consumes(ref.name, self._written()):
-            return Drop()  # what it says goes into its weight, or into new scales
-        if self.action == "rename" and self.to:
-            return self._made(scale_suffix, self._renamed(ref.name, self.to), profile)
-        if scale_suffix not in self._actions:
-            self._actions[scale_suffix] = self._made(scale_suffix, self.to, profile)
-        return self._actions[scale_suffix]
+        return self.chooser(scale_suffix, profile)(ref)
+
+    def chooser(self, scale_suffix: str, profile: str) -> Callable[[TensorRef], Action]:
+        """`action_for` of many tensors: what does not depend on the tensor is made once."""
+        consumes, written, dropped = ACTIONS[self.action].consumes, self._written(), Drop()
+        to = self.to if self.action == "rename" else None
+        same = None if to else self._made(scale_suffix, self.to, profile)
+
+        def choose(ref: TensorRef) -> Action:
+            if consumes(ref.name, written):
+                return dropped  # what it says goes into its weight, or into new scales
+            return same or self._made(scale_suffix, self._renamed(ref.name, str(to)), profile)
+
+        return choose
 
     def _made(self, scale_suffix: str, to: str | None, profile: str = "modelopt-mixed") -> Action:
         """The action from the family's keys. Raises ValueError where they contradict each other."""

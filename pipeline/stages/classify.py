@@ -14,7 +14,7 @@ from shardmill.kernels.block_fp8 import RECIPES
 from shardmill.pipeline.actions import ACTIONS, Action
 from shardmill.pipeline.errors import PlanError, RecipeError
 from shardmill.pipeline.plan.mismatch import mismatch
-from shardmill.pipeline.plan.profiles import PROFILES, Profile
+from shardmill.pipeline.plan.profiles import PROFILES
 from shardmill.pipeline.plan.types import Assignment
 from shardmill.pipeline.recipe.globs import GlobSet, filled, fused_instances, nearest
 from shardmill.pipeline.recipe.tables import Family, Fused, Parallel, Recipe
@@ -34,6 +34,7 @@ def classify(checkpoint: Checkpoint, parent: Parent) -> tuple[Assignment, ...]:
         choices = ", ".join(sorted(PROFILES))
         said = f"{recipe.output.profile!r} is no profile; choose from {choices}"
         raise RecipeError([recipe.problem_at(("output", "profile"), said)])
+    choosers = {name: family.chooser(profile.scale_suffix, profile.name) for name, family in families.items()}
     rows = _rows(recipe)
     globs = GlobSet([row.glob for row in rows])
     matched = {name: globs.matches(name) for name in parent.tensors}
@@ -50,7 +51,7 @@ def classify(checkpoint: Checkpoint, parent: Parent) -> tuple[Assignment, ...]:
     for ref in parent.tensors.values():
         owner = owners[ref.name]
         if len(owner) == 1:
-            assignments.append(_assigned(ref, families[owner[0]], profile, parent))
+            assignments.append(_assigned(ref, owner[0], choosers[owner[0]](ref), parent.tensors))
     problems += _capped(_ambiguities(owners), "tensors without exactly one family")
     problems += _counts(recipe.family, assignments)
     problems += _capped(_split_twice(rows, matched), "weights that two [[parallel]] tables match")
@@ -102,10 +103,8 @@ def _rows(recipe: Recipe) -> list[_Row]:
     ]
 
 
-def _assigned(ref: TensorRef, family: Family, profile: Profile, parent: Parent) -> Assignment:
-    action = family.action_for(ref, profile.scale_suffix, profile.name)
-    tensors = parent.tensors
-    return Assignment(ref, family.name, action, action.scales(ref, tensors), action.reads(ref, tensors))
+def _assigned(ref: TensorRef, family: str, action: Action, tensors: Mapping[str, TensorRef]) -> Assignment:
+    return Assignment(ref, family, action, action.scales(ref, tensors), action.reads(ref, tensors))
 
 
 def _unknown_numerics(families: Sequence[Family]) -> list[str]:

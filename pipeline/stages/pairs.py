@@ -13,10 +13,14 @@ from shardmill.pipeline.types import TensorRef
 def torn_pairs(assignments: Sequence[Assignment], tensors: Mapping[str, TensorRef]) -> Iterable[str]:
     """A sentence for each tensor that is taken from what it belongs to."""
     actions = {each.source.name: each.action for each in assignments}
+    moved = {name for name, action in actions.items() if action.kind in ("drop", "move")}
+    bases = {
+        name[: name.rfind("_scale")] for name in moved if "_scale" in name
+    }  # weights whose scales are moved
     for each in assignments:
         if isinstance(each.action, Reconcile):
             yield from _half_reconciled(each.source, actions, tensors)
-        elif each.action.kind in ("copy", "drop", "move"):
+        elif each.source.name in moved or (each.action.kind == "copy" and each.source.name in bases):
             yield from _without_scales(each, actions, tensors)
 
 

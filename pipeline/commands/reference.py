@@ -31,7 +31,11 @@ def _commands(name: str, command: click.Command) -> Iterator[tuple[str, click.Co
 
 
 def _help(name: str, command: click.Command) -> str:
-    context = click.Context(command, info_name=name, terminal_width=100, max_content_width=100)
+    names = shardmill.context_settings["help_option_names"]  # what commands inherit when they are called
+    context = click.Context(
+        command, info_name=name, terminal_width=100, max_content_width=100, help_option_names=names
+    )
+    command._help_option = None  # click keeps the one of the first context that asked
     lines = command.get_help(context).splitlines()
     return "\n".join(f"    {line}".rstrip() for line in lines) + "\n"
 

@@ -202,6 +202,7 @@ def test_a_vllm_without_the_hook_is_one_line(process, caplog, monkeypatch):
 
 def test_the_worker_applies_what_it_receives(monkeypatch, tmp_path):
     """A config that arrives by pickle applies the ledger before the worker builds a layer."""
+    pytest.importorskip("torch", reason="needs the extra `torch`")
     applied = []
     monkeypatch.setattr(plugin, "activate", lambda: applied.append(True))
     for name, attributes in {

@@ -8,9 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-import numpy as np
-from numpy.typing import NDArray
-
 from shardmill.pipeline.container.files import Buffers, Sink, Source
 from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.lock import Lock
@@ -91,10 +88,10 @@ class ShardJob:
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """One weight [R, C], encoded: its codes are in the sink, its scales f32 [ceil(R/r), ceil(C/c)] here."""
+    """One weight [R, C], encoded: its codes and its scales f32 [ceil(R/r), ceil(C/c)] are in the sink."""
 
-    scales: NDArray[np.float32]
     codes_digest: str
+    scales_digest: str
     source_digest: str
     counts: Mapping[str, int]
     is_zero: bool = False  # every weight is zero
@@ -118,7 +115,7 @@ class Products(TypedDict, total=False):
     plan: Plan
     pieces: tuple[Piece, ...]  # of one shard
     codes: dict[str, Quantized]  # weight -> what `quantize` made of it
-    scales: dict[str, bytes]  # scale tensor -> its data
+    scales: dict[str, str]  # scale tensor -> digest of its data, which is in the sink and sound
     values: dict[str, Decoded]  # output tensor -> what `dequantize` made
     converted: dict[str, Decoded]  # output tensor -> what `convert` made
     repairs: dict[str, Decoded]  # output tensor -> what `reconcile` made

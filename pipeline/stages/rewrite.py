@@ -1,8 +1,8 @@
 """Stage `rewrite`: the output file, from its header to its last byte, and the receipt of what it holds.
 
-The file is walked once in its own order: what the parent holds is copied in runs of adjacent tensors, scales are
-written, codes (already in place) are read back. So the file's sha256 is taken in the same pass, and every code is
-seen twice by different code: as it was made, and as it is in the file.
+The file is walked once in its own order: what the parent holds is copied in runs of adjacent tensors; codes and
+scales, already in place, are read back. So the file's sha256 is taken in the same pass, and every code is seen twice
+by different code: as it was made, and as it is in the file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def rewrite(
     job: ShardJob,
     pieces: tuple[Piece, ...],
     codes: Mapping[str, Quantized],
-    scales: Mapping[str, bytes],
+    scales: Mapping[str, str],
     **made_elsewhere: Mapping[str, Decoded],
 ) -> Receipt:
     """Fills the sink and returns its Receipt. `made_elsewhere`: what the stages that rewrite accepts have put in it."""
@@ -46,11 +46,12 @@ def rewrite(
     file_hash = hashlib.sha256() if job.settings.file_digests else _NoHash()
     placed = {
         **{name: quantized.codes_digest for name, quantized in codes.items()},
+        **scales,
         **{name: decoded.digest for name, decoded in made.items()},
     }
     odd: Odd = {name: {"zero": 1} for name, quantized in codes.items() if quantized.is_zero}
     digests = (
-        _rewritten(job, pieces, file_hash, placed, scales, odd)
+        _rewritten(job, pieces, file_hash, placed, odd)
         if job.plan.rewritten
         else _passed_on(job, file_hash, odd)
     )
@@ -79,7 +80,6 @@ def _rewritten(
     pieces: Sequence[Piece],
     file_hash: Any,
     placed: Digests,
-    scales: Mapping[str, bytes],
     odd: Odd,
 ) -> Digests:
     """`placed`: digests of the tensors whose bytes earlier stages put into the sink. `odd` gains what copies hold."""
@@ -91,10 +91,8 @@ def _rewritten(
         name = run[0].ref.name
         if run[0].part == "bytes":
             digests.update(_copy_run(job, run, file_hash, odd))
-        elif name in placed:
-            digests[name] = _read_back(job, run[0], placed[name], file_hash)
         else:
-            digests[name] = _put(job, run[0], scales[name], file_hash)
+            digests[name] = _read_back(job, run[0], placed[name], file_hash)
     return digests
 
 
@@ -124,13 +122,6 @@ def _copy_run(job: ShardJob, run: Sequence[Piece], file_hash: Any, odd: Odd) -> 
         job.watch.done(len(chunk))
     odd.update(census.found())
     return splitter.digests()
-
-
-def _put(job: ShardJob, piece: Piece, data: bytes, file_hash: Any) -> str:
-    assert len(data) == piece.ref.bytes, f"{piece.ref.name}: {len(data)} bytes for {piece.ref.bytes}"
-    job.sink.write(data, job.plan.header.data_begin + piece.ref.begin)
-    file_hash.update(data)
-    return TensorHash(data).hexdigest()
 
 
 def _read_back(job: ShardJob, piece: Piece, digest: str, file_hash: Any) -> str:

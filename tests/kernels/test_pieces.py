@@ -27,7 +27,10 @@ def in_pieces(recipe, source, block, kernel, rows_most, columns_most):
     scales, counts = encoder.choose(pieces, R, -(-C // block[1]))
     codes = np.empty((R, C), np.uint8)
     for row, col, part in pieces():
-        own, out = scales[:, col // block[1] : -(-(col + part.shape[1]) // block[1])], np.empty(part.shape, np.uint8)
+        own, out = (
+            scales[:, col // block[1] : -(-(col + part.shape[1]) // block[1])],
+            np.empty(part.shape, np.uint8),
+        )
         encoder.encode_with(part, np.ascontiguousarray(own), out)
         codes[row : row + len(part), col : col + part.shape[1]] = out
     return codes, scales, counts
@@ -39,13 +42,17 @@ def sources(rows: int, cols: int, block: tuple[int, int]) -> dict[str, np.ndarra
     mixed = np.where(np.arange(cols) < cols // 2, fresh, native).astype(np.uint16)
     mixed[:, : cols // 5] = 0
     tiny = (fresh & 0x807F) | 0x0100
-    return {"fresh": fresh, "native": native, "mixed": mixed, "tiny": tiny.astype(np.uint16), "f32": as_f32(fresh)}
+    return {
+        "fresh": fresh,
+        "native": native,
+        "mixed": mixed,
+        "tiny": tiny.astype(np.uint16),
+        "f32": as_f32(fresh),
+    }
 
 
 @pytest.mark.parametrize("recipe", sorted(RECIPES))
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.integers(1, 40),
     cols=st.integers(1, 150),

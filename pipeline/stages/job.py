@@ -78,11 +78,11 @@ class ShardJob:
         str, tuple[Source, int]
     ]  # each of the parent's files that it reads, and where its data begin
 
-    def read(self, ref: TensorRef) -> memoryview:
-        """The bytes of a parent's tensor, whichever of the inputs holds it: all at once, so a small one."""
+    def read(self, ref: TensorRef, begin: int = 0, end: int | None = None) -> memoryview:
+        """Bytes [begin, end) of a parent's tensor, whichever of the inputs holds it, in new memory: so a few."""
         source, data_begin = self.inputs[ref.shard]
-        data = memoryview(bytearray(ref.bytes))
-        source.read(data, data_begin + ref.begin)
+        data = memoryview(bytearray((ref.bytes if end is None else end) - begin))
+        source.read(data, data_begin + ref.begin + begin)
         return data
 
 

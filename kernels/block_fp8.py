@@ -226,8 +226,8 @@ def grid(shape: tuple[int, int], block: Block) -> tuple[int, int]:
 
 def decode(codes: U8, scales: F32, block: Block) -> F32:
     """f32 [R, C] = E4M3 value of codes u8 [R, C] times its block's scale, one f32 multiplication."""
-    r, c = block
     R, C = codes.shape
+    r, c = min(block[0], R), min(block[1], C)
     wide = np.repeat(np.repeat(scales, r, axis=0)[:R], c, axis=1)[:, :C]  # [R, C]
     return E4M3_VALUES[codes] * wide
 

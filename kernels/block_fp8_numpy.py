@@ -118,7 +118,7 @@ class NumpyRows:
         chunk_rows = max(1, CHUNK_ELEMENTS // C)
         if self._chunk.elements < C:
             self._chunk = Chunk(C)
-        scale_rows = np.repeat(scales, c, axis=1)[:, :C]  # [ceil(rows/r), C]
+        scale_rows = np.repeat(scales, min(c, C), axis=1)[:, :C]  # [ceil(rows/r), C]
         block_row = np.arange(rows) // r
         for begin in range(0, rows, chunk_rows):
             chunk = slice(begin, min(begin + chunk_rows, rows))

@@ -54,9 +54,9 @@ def mantissas(sample: U16, c: int) -> U64:
 def with_maxima(sets: U64, maxima: U32) -> U64:
     """The sets u64 [n, m, 2] with the mantissa of each block's maximum, u32 [n, m]."""
     of_maximum = (maxima[:, :, None] >> 22 & 1) == np.arange(2)
-    return sets | np.left_shift(
-        of_maximum.astype(np.uint64), (maxima >> 16 & 63).astype(np.uint64)[:, :, None]
-    )
+    shifts = (maxima >> 16 & 63).astype(np.uint64)[:, :, None]
+    found: U64 = sets | np.left_shift(of_maximum.astype(np.uint64), shifts)
+    return found
 
 
 def _count(sets: U64) -> NDArray[Any]:

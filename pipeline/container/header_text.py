@@ -35,7 +35,7 @@ def usual_entries(text: bytes) -> tuple[list[Entry], Mapping[str, str]] | None:
     entries: list[Entry] = []
     closed = bool(head and head[2] == b"}")
     shapes: dict[bytes, Shape] = {}
-    for match in iter(_USUAL.scanner(text, end).match, None):  # each begins where the last one ended
+    for match in _matches(_USUAL, text, end):
         name, dtype, sides, first, last, after = match.groups()
         shape = shapes.get(sides)
         if shape is None:
@@ -72,7 +72,12 @@ def why_no_table(text: bytes) -> str | None:
 
 def _stretches(text: bytes) -> Iterator[tuple[bytes, int]]:
     """(what stands before a string, where that string ends), to the end of the text."""
-    for match in iter(_STRETCH.scanner(text).match, None):
+    for match in _matches(_STRETCH, text, 0):
         yield match[1], match.end()
         if match.end() == len(text):
             return
+
+
+def _matches(pattern: re.Pattern[bytes], text: bytes, begin: int) -> Iterator[re.Match[bytes]]:
+    """Matches that follow one another without a gap, from `begin` on; as re.Scanner has them."""
+    return iter(pattern.scanner(text, begin).match, None)  # type: ignore[attr-defined]

@@ -14,7 +14,18 @@ from numpy.typing import NDArray
 
 from shardmill.kernels.block_fp8 import RECIPES, BlockEncoder, decode, grid
 from shardmill.kernels.formats import F32, U8, bf16_to_f32
-from shardmill.pipeline.formats.base import Arrays, Format, Params, Part, Setting, Shape, Spelling, compressed
+from shardmill.kernels.pieces import Pieces
+from shardmill.pipeline.formats.base import (
+    Arrays,
+    Format,
+    InPieces,
+    Params,
+    Part,
+    Setting,
+    Shape,
+    Spelling,
+    compressed,
+)
 
 CODES: Final = "F8_E4M3"
 Block = tuple[int, int]
@@ -52,6 +63,28 @@ def encode_blocks(
     return codes, scales, counts
 
 
+def block_in_pieces(block: Callable[[Params], Block]) -> InPieces:
+    """How E4M3 codes with a scale a block are made of a matrix in pieces; a block may be wider than the matrix."""
+
+    def encoder(setting: Setting) -> BlockEncoder:
+        return BlockEncoder(setting.law, block(setting.params), setting.codes.rows)
+
+    def choose(pieces: Pieces, shape: tuple[int, int], setting: Setting) -> F32:
+        rows, C = shape
+        return encoder(setting).choose(pieces, rows, -(-C // block(setting.params)[1]))[0]
+
+    def encode(part: NDArray[Any], scales: F32, setting: Setting) -> NDArray[Any]:
+        codes = np.empty(part.shape, np.uint8)
+        encoder(setting).encode_with(part, scales, codes)
+        return codes
+
+    return InPieces(choose, encode, _stored)
+
+
+def _stored(scales: F32, setting: Setting) -> NDArray[Any]:
+    return e8m0_codes(scales) if setting.spelling.dtypes.get("scales") == "F8_E8M0" else scales
+
+
 def _parts(shape: Shape, params: Params) -> tuple[Part, ...]:
     R, C = shape
     scales = grid((R, C), params.block)
@@ -60,8 +93,7 @@ def _parts(shape: Shape, params: Params) -> tuple[Part, ...]:
 
 def _encode(strip: NDArray[Any], setting: Setting) -> dict[str, NDArray[Any]]:
     codes, scales, _ = encode_blocks(strip, setting, setting.params.block, setting.law)
-    e8m0 = setting.spelling.dtypes.get("scales") == "F8_E8M0"
-    return {"codes": codes, "scales": e8m0_codes(scales) if e8m0 else scales}
+    return {"codes": codes, "scales": _stored(scales, setting)}
 
 
 def _decode(arrays: Arrays, setting: Setting) -> F32:
@@ -107,4 +139,5 @@ FORMAT: Final = Format(
     unit=lambda shape, params: params.block,
     encode=_encode,
     decode=_decode,
+    in_pieces=block_in_pieces(lambda params: params.block),
 )

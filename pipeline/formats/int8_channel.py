@@ -10,11 +10,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from shardmill.kernels.block_fp8 import NonFinite
 from shardmill.kernels.formats import F32
+from shardmill.kernels.pieces import Pieces
 from shardmill.pipeline.formats.base import (
     DYNAMIC_TOKENS,
     Arrays,
     Format,
+    InPieces,
     Params,
     Part,
     Setting,
@@ -39,6 +42,20 @@ def _encode(strip: NDArray[Any], setting: Setting) -> dict[str, NDArray[Any]]:
     return {"codes": setting.codes.integers(strip, scales, width, BITS), "scales": scales}
 
 
+def _choose(pieces: Pieces, shape: tuple[int, int], setting: Setting) -> F32:
+    largest = np.zeros((1, 1), np.float32)
+    for row, col, part in pieces():
+        try:
+            np.maximum(largest, setting.codes.maxima(part, part.shape[1]), out=largest)
+        except NonFinite as fault:
+            raise NonFinite(row + fault.row, col + fault.col, fault.value) from None
+    return scales_of(largest, BITS)
+
+
+def _encode_part(part: NDArray[Any], scales: F32, setting: Setting) -> NDArray[Any]:
+    return setting.codes.integers(part, scales, part.shape[1], BITS)
+
+
 def _decode(arrays: Arrays, setting: Setting) -> F32:
     return arrays["codes"].view(np.int8).astype(np.float32) * stored_scales(arrays["scales"]).reshape(-1, 1)
 
@@ -61,4 +78,5 @@ FORMAT: Final = Format(
     cut=lambda shape, params: (1, 1),  # a part of a row keeps its scale
     encode=_encode,
     decode=_decode,
+    in_pieces=InPieces(_choose, _encode_part, lambda scales, setting: scales),
 )

@@ -148,7 +148,7 @@ def _by_pieces(weight: _Weight) -> None:
             matrix = _matrix(codes, "U8", piece.shape[1])
             own = np.ascontiguousarray(scales[:, col // c : -(-(col + piece.shape[1]) // c)])
             weight.encoder.encode_with(piece, own, matrix)
-            weight.put(memoryview(piece).cast("B"), codes, row + own_row, col)
+            weight.put(piece.data.cast("B"), codes, row + own_row, col)
             weight.is_zero = weight.is_zero and not (matrix & 0x7F).any()
         weight.put_scales(scales, np.zeros(0, np.uint8), row // r)
 

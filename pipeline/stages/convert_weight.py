@@ -1,0 +1,116 @@
+"""A weight on its way from one format to another: what the parent holds, what is made of it, and of its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import lcm
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardmill.kernels.block_fp8 import NonFinite
+from shardmill.kernels.group_codes import GroupCodes
+from shardmill.pipeline.actions import Convert
+from shardmill.pipeline.errors import BuildError
+from shardmill.pipeline.formats.base import Arrays, Format, Part, Recast, Setting
+from shardmill.pipeline.formats.module import Held
+from shardmill.pipeline.stages.job import ShardJob
+from shardmill.pipeline.stages.parts import Output, columns_per
+from shardmill.pipeline.types import TensorRef
+
+COLUMN_ROWS = (
+    256,
+    2048,
+)  # a strip of a transposed part reads at least, and at best, so much of each of its rows
+HELD_ELEMENTS = 1 << 21  # a strip that must have more is taken in pieces
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A weight on its way: what the parent holds, and what is made of it."""
+
+    job: ShardJob
+    action: Convert
+    source: TensorRef
+    held: Held
+    target: Format
+    pieces: Mapping[str, TensorRef]  # role -> output tensor
+    parts: Mapping[str, Part]  # role -> the target's own part of one matrix
+    matrices: range  # of the parent's stack
+    first_row: int  # in each of these
+    rows: int
+
+    @property
+    def recast(self) -> Recast | None:
+        return self.target.recasts.get(self.held.form.name)
+
+    @property
+    def counted(self) -> bool:
+        return self.action.lossless or self.held.form.name != "bf16"
+
+
+def numbers_of(held: Held, arrays: Arrays, codes: GroupCodes) -> NDArray[Any]:
+    """The weight's numbers [rows, C]: a float parent's as they are, a quantized one's as f32."""
+    if held.form.name != "bf16":
+        return held.form.decode(arrays, source_setting(held, codes))
+    return np.ascontiguousarray(arrays["values"].T if held.parts["values"].axis else arrays["values"])
+
+
+def made_of(
+    weight: Weight, arrays: Arrays, numbers: NDArray[Any], setting: Setting
+) -> dict[str, NDArray[Any]]:
+    """The target's parts of numbers [rows, C] that `arrays` are the parent's parts of."""
+    if weight.recast and np.isfinite(numbers).all():
+        return weight.recast.encode(arrays, setting)
+    assert weight.target.encode is not None
+    return weight.target.encode(numbers, setting)
+
+
+def codes_of(job: ShardJob) -> GroupCodes:
+    kernels = job.worker.kernels
+    key = f"codes {job.settings.kernel}"
+    if key not in kernels:
+        kernels[key] = GroupCodes(job.settings.kernel)
+    found: GroupCodes = kernels[key]
+    return found
+
+
+def setting_of(weight: Weight, amax: np.float32 | None) -> Setting:
+    action = weight.action
+    return Setting(action.params, action.spelling(), codes_of(weight.job), action.numerics, amax)
+
+
+def source_setting(held: Held, codes: GroupCodes) -> Setting:
+    return Setting(held.params, held.spelling, codes, held.spelling.law)
+
+
+def not_finite(weight: Weight, row: int, col: int, fault: NonFinite) -> BuildError:
+    return BuildError(
+        f"{weight.source.shard}: {weight.source.name}: the weight at row {row + fault.row}, column {col + fault.col} "
+        f"is {fault.value}, which {weight.action.to} can't hold; "
+        f"fix the parent checkpoint, or keep this tensor's family"
+    )
+
+
+def step_of(weight: Weight) -> int:
+    """Rows at whose multiples every part of the source and of the target may be parted."""
+    parts = [*weight.held.parts.values(), *weight.parts.values()]
+    return lcm(*(part.per for part in parts if part.per))
+
+
+def is_transposed(weight: Weight) -> bool:
+    return any(part.axis for part in weight.held.parts.values())
+
+
+def is_wide(weight: Weight) -> bool:
+    """Whether the rows that belong together have more elements than are held."""
+    least = max(step_of(weight), COLUMN_ROWS[0] if is_transposed(weight) else 1)
+    return min(least, weight.rows) * weight.held.shape[-1] > HELD_ELEMENTS
+
+
+def output_of(weight: Weight) -> Output:
+    shape = (weight.rows, weight.held.shape[-1])
+    per = columns_per(weight.target, weight.parts, shape, weight.action.params)
+    return Output(weight.job, weight.pieces, weight.parts, per, len(weight.matrices), shape)

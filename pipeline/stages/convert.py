@@ -24,8 +24,9 @@ from shardmill.pipeline.formats.base import Arrays, Part, Setting
 from shardmill.pipeline.formats.module import MAIN, Held
 from shardmill.pipeline.manifest.digest import TensorHash
 from shardmill.pipeline.plan.types import Piece
-from shardmill.pipeline.stages.convert_pieces import encoded_in_pieces, wide_rows
-from shardmill.pipeline.stages.convert_weight import (
+from shardmill.pipeline.stages.converting.parts import NUMPY
+from shardmill.pipeline.stages.converting.pieces import encoded_in_pieces, wide_rows
+from shardmill.pipeline.stages.converting.weight import (
     COLUMN_ROWS,
     HELD_ELEMENTS,
     Weight,
@@ -40,7 +41,6 @@ from shardmill.pipeline.stages.convert_weight import (
     step_of,
 )
 from shardmill.pipeline.stages.job import Decoded, ShardJob
-from shardmill.pipeline.stages.parts import NUMPY
 from shardmill.pipeline.types import TensorRef
 
 STRIP_BYTES = 1 << 20  # of the weight as f32 would be twice that

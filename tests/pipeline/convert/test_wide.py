@@ -20,7 +20,7 @@ from tests.pipeline.parents import build
 
 convert, weight, dequantize, parts, quantize = (  # modules whose functions have the same names
     import_module(f"shardmill.pipeline.stages.{name}")
-    for name in ("convert", "convert_weight", "dequantize", "parts", "quantize")
+    for name in ("convert", "converting.weight", "dequantize", "converting.parts", "quantize")
 )
 ROWS, COLUMNS = 32, 768
 TARGETS = [

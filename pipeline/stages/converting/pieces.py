@@ -16,7 +16,8 @@ from shardmill.kernels.block_fp8 import NonFinite
 from shardmill.kernels.formats import F32
 from shardmill.kernels.group_codes import widened
 from shardmill.pipeline.formats.base import Arrays, Setting
-from shardmill.pipeline.stages.convert_weight import (
+from shardmill.pipeline.stages.converting.parts import Count, Output, Parts, columns_per, runs, spans
+from shardmill.pipeline.stages.converting.weight import (
     Weight,
     codes_of,
     made_of,
@@ -25,7 +26,6 @@ from shardmill.pipeline.stages.convert_weight import (
     output_of,
     setting_of,
 )
-from shardmill.pipeline.stages.parts import Count, Output, Parts, columns_per, runs, spans
 
 
 def encoded_in_pieces(weight: Weight, amax: np.float32 | None) -> tuple[dict[str, str], dict[str, int]]:

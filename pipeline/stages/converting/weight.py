@@ -16,8 +16,8 @@ from shardmill.pipeline.actions import Convert
 from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.formats.base import Arrays, Format, Part, Recast, Setting
 from shardmill.pipeline.formats.module import Held
+from shardmill.pipeline.stages.converting.parts import Output, columns_per
 from shardmill.pipeline.stages.job import ShardJob
-from shardmill.pipeline.stages.parts import Output, columns_per
 from shardmill.pipeline.types import TensorRef
 
 COLUMN_ROWS = (

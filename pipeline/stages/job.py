@@ -77,6 +77,9 @@ class ShardJob:
     inputs: Mapping[
         str, tuple[Source, int]
     ]  # each of the parent's files that it reads, and where its data begin
+    rows: tuple[int, int] | None = (
+        None  # of the one weight that is to be encoded, where others do its other rows
+    )
 
     def read(self, ref: TensorRef, begin: int = 0, end: int | None = None) -> memoryview:
         """Bytes [begin, end) of a parent's tensor, whichever of the inputs holds it, in new memory: so a few."""
@@ -86,15 +89,37 @@ class ShardJob:
         return data
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Run:
+    """Bytes of a tensor that one worker has seen in their order."""
+
+    begin: int  # from the tensor's first byte
+    bytes: int
+    digest: str
+
+
+Runs = tuple[Run, ...]  # of a whole tensor, in order
+
+
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """One weight [R, C], encoded: its codes and its scales f32 [ceil(R/r), ceil(C/c)] are in the sink."""
+    """One weight [R, C], or some rows of it, encoded: codes and scales f32 [ceil(R/r), ceil(C/c)] are in the sink."""
 
-    codes_digest: str
-    scales_digest: str
-    source_digest: str
+    codes: Runs
+    scales: Runs
+    source: Runs
     counts: Mapping[str, int]
     is_zero: bool = False  # every weight is zero
+
+    def joined(self, other: Quantized) -> Quantized:
+        """With other rows of the same weight."""
+        return Quantized(
+            tuple(sorted(self.codes + other.codes)),
+            tuple(sorted(self.scales + other.scales)),
+            tuple(sorted(self.source + other.source)),
+            {name: count + other.counts[name] for name, count in self.counts.items()},
+            self.is_zero and other.is_zero,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +140,7 @@ class Products(TypedDict, total=False):
     plan: Plan
     pieces: tuple[Piece, ...]  # of one shard
     codes: dict[str, Quantized]  # weight -> what `quantize` made of it
-    scales: dict[str, str]  # scale tensor -> digest of its data, which is in the sink and sound
+    scales: dict[str, Runs]  # scale tensor -> digests of its data, which is in the sink and sound
     values: dict[str, Decoded]  # output tensor -> what `dequantize` made
     converted: dict[str, Decoded]  # output tensor -> what `convert` made
     repairs: dict[str, Decoded]  # output tensor -> what `reconcile` made

@@ -22,7 +22,7 @@ from shardmill.pipeline.actions import QuantizeBlock
 from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.digest import TensorHash
 from shardmill.pipeline.plan.types import Piece
-from shardmill.pipeline.stages.job import Quantized, ShardJob
+from shardmill.pipeline.stages.job import Quantized, Run, ShardJob
 from shardmill.pipeline.types import TensorRef
 
 STRIP_BYTES = 1 << 20
@@ -50,11 +50,13 @@ def quantize(job: ShardJob, pieces: tuple[Piece, ...]) -> dict[str, Quantized]:
 
 @dataclass(slots=True)
 class _Weight:
-    """A weight [R, C] on its way, and what is known of it so far."""
+    """Rows [begin, end) of a weight [R, C] on their way, and what is known of them so far."""
 
     job: ShardJob
     source: TensorRef
     encoder: BlockEncoder
+    begin: int
+    end: int
     codes_begin: int  # places in the output file
     scales_begin: int
     codes_hash: Any = field(default_factory=TensorHash)
@@ -92,19 +94,28 @@ def _quantized(job: ShardJob, piece: Piece, scales: TensorRef) -> Quantized:
     action, source = piece.action, piece.source
     assert isinstance(action, QuantizeBlock)
     data_begin = job.plan.header.data_begin
-    weight = _Weight(
-        job, source, _encoder(job, action), data_begin + piece.ref.begin, data_begin + scales.begin
-    )
     R, C = source.shape
+    begin, end = job.rows or (0, R)
+    weight = _Weight(
+        job,
+        source,
+        _encoder(job, action),
+        begin,
+        end,
+        data_begin + piece.ref.begin,
+        data_begin + scales.begin,
+    )
     held = min(action.block.rows, R) * C * weight.item <= ROW_BYTES_MAX
     if held and action.block.grid(source.shape)[1] <= ROW_BLOCKS_MAX:
         _by_strips(weight)
     else:
         _by_pieces(weight)
+    codes, blocks = (end - begin) * C, action.block.grid((end - begin, C))
+    first = begin // action.block.rows * blocks[1]
     return Quantized(
-        weight.codes_hash.hexdigest(),
-        weight.scales_hash.hexdigest(),
-        weight.source_hash.hexdigest(),
+        (Run(begin * C, codes, weight.codes_hash.hexdigest()),),
+        (Run(4 * first, 4 * blocks[0] * blocks[1], weight.scales_hash.hexdigest()),),
+        (Run(begin * C * weight.item, codes * weight.item, weight.source_hash.hexdigest()),),
         dict(weight.counts),
         weight.is_zero,
     )
@@ -112,15 +123,15 @@ def _quantized(job: ShardJob, piece: Piece, scales: TensorRef) -> Quantized:
 
 def _by_strips(weight: _Weight) -> None:
     """Whole rows of blocks, each read once."""
-    R, C = weight.source.shape
+    C = weight.source.shape[1]
     r, c = weight.encoder.block
-    strip_rows = min(max(1, STRIP_BYTES // (r * C * weight.item)) * r, R)
+    strip_rows = min(max(1, STRIP_BYTES // (r * C * weight.item)) * r, weight.end - weight.begin)
     buffers = weight.job.worker.buffers
     strip_buffer = buffers.get("strip", strip_rows * C * weight.item)
     codes_buffer = buffers.get("codes", strip_rows * C)
     grid = np.empty((-(-strip_rows // r), -(-C // c)), np.float32)
-    for row in range(0, R, strip_rows):
-        rows = min(strip_rows, R - row)
+    for row in range(weight.begin, weight.end, strip_rows):
+        rows = min(strip_rows, weight.end - row)
         strip, codes = strip_buffer[: rows * C * weight.item], codes_buffer[: rows * C]
         scales = grid[: -(-rows // r)]
         weight.read(strip, row, 0)
@@ -137,11 +148,11 @@ def _by_strips(weight: _Weight) -> None:
 
 def _by_pieces(weight: _Weight) -> None:
     """Each row of blocks twice or more often: its scales, from bands of its blocks, and then its codes in order."""
-    R, C = weight.source.shape
+    C = weight.source.shape[1]
     r, c = weight.encoder.block
     codes_buffer = weight.job.worker.buffers.get("codes", STRIP_BYTES)
-    for row in range(0, R, r):
-        rows = min(r, R - row)
+    for row in range(weight.begin, weight.end, r):
+        rows = min(r, weight.end - row)
         scales = _chosen(weight, row, rows)
         for own_row, col, piece in _pieces(weight, row, rows, 0, C):
             codes = codes_buffer[: piece.size]

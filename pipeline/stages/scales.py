@@ -13,16 +13,16 @@ import numpy as np
 from shardmill.pipeline.container.files import CHUNK_BYTES
 from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.plan.types import Piece
-from shardmill.pipeline.stages.job import Quantized, ShardJob
+from shardmill.pipeline.stages.job import Quantized, Runs, ShardJob
 
 
-def scales(job: ShardJob, codes: Mapping[str, Quantized]) -> dict[str, str]:
-    """Scale tensor's name -> digest of its F32 little-endian bytes, which are in the sink row by row of blocks."""
+def scales(job: ShardJob, codes: Mapping[str, Quantized]) -> dict[str, Runs]:
+    """Scale tensor's name -> digests of its F32 little-endian bytes, which are in the sink row by row of blocks."""
     checked = {}
     for piece in job.plan.pieces:
         if piece.part == "scales" and piece.action.encodes:
             _refuse_unsound(job, piece)
-            checked[piece.ref.name] = codes[piece.source.name].scales_digest
+            checked[piece.ref.name] = codes[piece.source.name].scales
     return checked
 
 

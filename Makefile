@@ -16,7 +16,7 @@ case "$(PARENT)" in ""|hf://?*/?*) ;; *) test -d "$(PARENT)";; esac || { echo "P
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: docs commands test-all report report-shots fuzz mutants help setup plan explain checkpoint verify test bench bench-large bench-cores bench-profile bench-revisions bench-peers real torture lint clean vllm-test loaders-test serving-wheel install-test gpu-test gpu-forward gpu-forward-parts gpu-bench accept-real accept-coverage torture-calls torture-walk
+.PHONY: docs commands test-all report report-shots fuzz mutants help setup plan explain checkpoint verify test bench bench-large bench-cores bench-connections bench-profile bench-revisions bench-peers real torture lint clean vllm-test loaders-test serving-wheel install-test gpu-test gpu-forward gpu-forward-parts gpu-bench accept-real accept-coverage torture-calls torture-walk
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -105,6 +105,9 @@ bench-large: .venv-bench/.ready ## a build larger than the memory against a copy
 bench-cores: .venv-bench/.ready ## builds by 1, 2, 4 ... workers in /dev/shm, and the machine's limits; 60 GB of memory
 	$(BENCH) -m bench.cores
 	test ! -e build/bench/build.json || $(BENCH) -m bench.write build/bench
+
+bench-connections: .venv-bench/.ready ## a hub's file by 1, 2, 4 ... connections, each answer held back for 30 ms
+	$(BENCH) -m bench.connections
 
 bench-profile: .venv-bench/.ready ## where a build's time goes, by perf and strace
 	$(BENCH) -m bench.profile

@@ -77,6 +77,13 @@ class Workers(click.ParamType[int]):
     help="Address of a dask.distributed scheduler, e.g. tcp://host:8786; default: processes of this machine.",
 )
 @click.option(
+    "--connections",
+    type=click.IntRange(1, 64),
+    default=8,
+    show_default=True,
+    help="Of an hf:// parent: ranges that are asked for at a time, for each shard being made.",
+)
+@click.option(
     "--strict",
     is_flag=True,
     help="Refuse NaN, Inf, matrices of zeros and empty tensors among what is passed on.",
@@ -93,6 +100,7 @@ def build(
     sha256: bool,
     expect_key: str | None,
     scheduler: str | None,
+    connections: int,
     strict: bool,
     paranoid: bool,
     as_json: bool,
@@ -107,7 +115,7 @@ def build(
     if kernel == "numba":
         _refuse_broken_numba()
     loaded, lock = load_recipe(recipe), load_lock(lock_path(recipe))
-    settings = Settings(workers, kernel, sha256, passthrough, paranoid, strict, scheduler)
+    settings = Settings(workers, kernel, sha256, passthrough, paranoid, strict, scheduler, connections)
     if expect_key is None and not strict and is_unchanged(loaded, parent, out, settings, lock):
         done = _nothing(out) if as_json else _Done(made={})
     else:

@@ -148,7 +148,10 @@ def _run(
     """Runs stages; where they make the receipt, also the Stats under which the inputs are what it tells of."""
     with ExitStack() as read:  # its end tells of a source that changed, before the sink is let go
         opened = {
-            shard: (read.enter_context(Source(each.path, each.stat, task.once)), each.data_begin)
+            shard: (
+                read.enter_context(Source(each.path, each.stat, task.once, task.settings.connections)),
+                each.data_begin,
+            )
             for shard, each in zip(task.plan.inputs, task.inputs, strict=True)
         }
         source, data_begin = opened[task.plan.inputs[0]]

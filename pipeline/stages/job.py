@@ -38,6 +38,7 @@ class Settings:
     paranoid: bool = False  # believe no stat, hash everything again
     strict: bool = False  # refuse NaN, Inf, matrices of zeros and empty tensors
     scheduler: str | None = None  # address of a dask.distributed scheduler; without one, this machine
+    connections: int = 8  # ranges that are asked of a hub at a time, for each shard being made
 
 
 @dataclass

@@ -6,7 +6,6 @@ passed on whole, so that an unchanged file keeps its name, bytes and digest.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from shardmill.pipeline.actions import Conversion, Part
 from shardmill.pipeline.container.header import lay_out
 from shardmill.pipeline.errors import PlanError
 from shardmill.pipeline.manifest.digest import key_of
+from shardmill.pipeline.plan.indented import indented
 from shardmill.pipeline.plan.keys import shard_key
 from shardmill.pipeline.plan.nothing import nothing_done
 from shardmill.pipeline.plan.profiles import PROFILES
@@ -59,7 +59,7 @@ def make_plan(recipe: Recipe, parent: Parent, assignments: Sequence[Assignment])
         raise PlanError(problems)
     config, entries = profile.declare(child)
     config = one_truth(config, child, parent.tensors)
-    config_text = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
+    config_text = (indented(config) + "\n").encode()
     families = _families(recipe, assignments)
     rewritten = [shard.file for shard in shards if shard.rewritten]
     without_key = child_readme(recipe, parent, families, "", rewritten, len(shards))
@@ -191,7 +191,9 @@ def _families(recipe: Recipe, assignments: Iterable[Assignment]) -> tuple[Family
 
 def _bytes_of(assignments: Iterable[Assignment], parts: tuple[str, ...]) -> int:
     return sum(
-        tensor_bytes(dtype, shape)
+        each.source.bytes
+        if shape is each.source.shape and dtype is each.source.dtype
+        else tensor_bytes(dtype, shape)
         for each in assignments
         for _, dtype, shape, part in each.action.outputs(each.source)
         if part in parts

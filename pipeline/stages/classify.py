@@ -167,6 +167,8 @@ def _unfit(assignments: Sequence[Assignment], parent: Parent) -> Iterable[str]:
     families = {each.source.name: each.family for each in assignments}
     actions = {each.source.name: each.action for each in assignments}
     for each in assignments:
+        if each.action.kind == "copy":
+            continue  # it fits whatever there is
         reason = (
             each.action.why_unfit(each.source, parent.tensors)
             or _why_scales_stay(each, families)

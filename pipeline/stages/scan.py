@@ -88,9 +88,8 @@ def _json_object(path: Path) -> dict[str, Any]:
         if problem := json_problem(data):
             raise CheckpointError(f"{path.name}: {problem}")
         value = json.loads(data)
-        json.dumps(
-            value, ensure_ascii=False
-        ).encode()  # fails on lone surrogates, which no file of ours can hold
+        if b"\\u" in data:  # fails on lone surrogates, which no file of ours can hold
+            json.dumps(value, ensure_ascii=False).encode()
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

@@ -109,7 +109,10 @@ def _refuse_collisions(assignments: Iterable[Assignment]) -> None:
     maker: dict[str, str] = {}
     problems = []
     for each in assignments:
-        for name, *_ in each.action.outputs(each.source):
+        copied = each.action.kind == "copy"
+        for name in (
+            (each.source.name,) if copied else [name for name, *_ in each.action.outputs(each.source)]
+        ):
             if name == "__metadata__" or not name:
                 problems.append(
                     f"{each.source.name}: would be named {name!r}, which no library reads; choose another"

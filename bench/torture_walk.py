@@ -380,9 +380,7 @@ def recipe_reason_changes(walk: Walk) -> None:
 
 
 def recipe_drops_or_renames(walk: Walk) -> None:
-    action = walk.draw.choice(
-        ['action = "keep"\nreason = "small"', 'action = "drop"\nreason = "not wanted"']
-    )
+    action = walk.draw.choice(['action = "keep"\nreason = "small"', 'action = "drop"\nreason = "not wanted"'])
     walk.recipe = RECIPE.replace('match = ["model.layers.*.norm.weight", "model.embed.weight"]\naction = "keep"\nreason = "small"',
                                  'match = "model.embed.weight"\naction = "keep"\nreason = "small"\n\n[[family]]\nname = "n"\n'
                                  f'match = "model.layers.*.norm.weight"\n{action}')  # fmt: skip
@@ -431,9 +429,7 @@ def walk(seed: int, steps: int, home: Path) -> tuple[list[str], Counter[str], Co
     return faults, walked.counts, walked.refusals
 
 
-def walk_somewhere(
-    seed: int, steps: int, place: Path | None
-) -> tuple[list[str], Counter[str], Counter[str]]:
+def walk_somewhere(seed: int, steps: int, place: Path | None) -> tuple[list[str], Counter[str], Counter[str]]:
     """`walk` in a temporary folder in `place`."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="torture-walk-", dir=place) as home:
@@ -443,14 +439,16 @@ def walk_somewhere(
 
 
 def main() -> int:
-    memory = Path("/dev/shm")  # noqa: S108  no disk is waited for: 2,000 steps take minutes
+    memory = Path("/dev/shm")
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=2000, help="of all seeds together")
     parser.add_argument("--seeds", type=int, nargs="*", help="default: drawn, and printed")
     parser.add_argument("--jobs", type=int, default=1, help="processes; each walks some of the seeds")
-    parser.add_argument("--home", type=Path, default=memory if memory.is_dir() else None, help="where to walk")
+    parser.add_argument(
+        "--home", type=Path, default=memory if memory.is_dir() else None, help="where to walk"
+    )
     args = parser.parse_args()
     seeds = args.seeds or [
         random.SystemRandom().randrange(1 << 31) for _ in range(max(args.jobs, args.steps // 100))

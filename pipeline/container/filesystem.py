@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -84,7 +85,7 @@ def sync_folder(path: Path) -> None:
         if not is_refused(error, "fsync of a folder", path, "a power cut may lose the last names in it"):
             raise named(error, "fsync of a folder", path) from None
     finally:
-        os.close(handle)
+        close_reader(handle)
 
 
 def replace(source: Path, target: Path) -> None:
@@ -110,6 +111,28 @@ def _copied_over(source: Path, target: Path) -> None:
         part.unlink(missing_ok=True)
         raise named(error, "copy", target) from None
     source.unlink()
+
+
+def read_whole(path: Path) -> bytes:
+    """The file's bytes. A disk that fails midway tells Python of no path; the error here has one."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise named(error, "read", path) from None
+
+
+def remove(path: Path) -> None:
+    """Takes away a file, or a folder and all that is in it. A link goes, and what it leads to stays."""
+    try:
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    except OSError as error:
+        raise named(error, "remove", path) from None
+
+
+def close_reader(fd: int) -> None:
+    """Closes what was only read, or locked: nothing is lost where a mount can't say so."""
+    with suppress(OSError):
+        os.close(fd)
 
 
 def stat_or_none(path: Path) -> Stat | None:

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from shardmill.pipeline.container.atomic import write_whole
-from shardmill.pipeline.container.filesystem import is_refused, named
+from shardmill.pipeline.container.filesystem import close_reader, is_refused, named
 from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.state import read_object
 
@@ -39,7 +39,7 @@ def locked(path: Path, out: Path) -> Iterator[None]:
             with _holding(path.with_name(path.name + HOLDER_SUFFIX), out):
                 yield
     finally:
-        os.close(fd)
+        close_reader(fd)
 
 
 def _flock(fd: int, path: Path, out: Path) -> bool:

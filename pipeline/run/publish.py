@@ -12,7 +12,7 @@ from pathlib import Path
 
 from shardmill.pipeline.actions import Conversion, Reblock
 from shardmill.pipeline.container.files import CHUNK_BYTES, Buffers, Sink, Source
-from shardmill.pipeline.container.filesystem import stat_or_none
+from shardmill.pipeline.container.filesystem import read_whole, stat_or_none
 from shardmill.pipeline.container.header import file_stat
 from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.digest import FILE_ALGORITHM, NO_FILE_ALGORITHM
@@ -202,7 +202,7 @@ def _small_files(plan: Plan, index: bytes) -> dict[str, bytes]:
 
 
 def _is_published(published: Path, data: bytes) -> bool:
-    return published.is_file() and published.stat().st_size == len(data) and published.read_bytes() == data
+    return published.is_file() and published.stat().st_size == len(data) and read_whole(published) == data
 
 
 def _carry(parent: Parent, name: str, store: Store, memory: Memory, settings: Settings) -> Placed:

@@ -81,6 +81,7 @@ def init(
             aim,
             repository,
             revision,
+            must_convert=True,
         )
     except (ValueError, IndexError) as error:
         odd = next(

@@ -80,7 +80,8 @@ def parse_header(text: bytes, shard: str) -> Header:
         raise CheckpointError(
             f"{shard}: its header is not valid JSON ({error}); fetch the file again"
         ) from error
-    metadata = entries.pop("__metadata__", None) or {}  # the library reads null as absent
+    metadata = entries.pop("__metadata__", None)
+    metadata = {} if metadata is None else metadata  # the library reads null as absent
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise CheckpointError(f"{shard}: __metadata__ must map strings to strings")
     refs = [_ref(name, entry, shard) for name, entry in entries.items()]

@@ -67,12 +67,14 @@ def draft(
     aim: Aim = "fp8",
     repository: str | None = None,
     revision: str | None = None,
+    must_convert: bool = False,
 ) -> RecipeDraft:
-    """The RecipeDraft for `parent`. Raises PlanError where nothing would convert, and where even the draft doesn't fit,
-    which is a fault of ours.
+    """The RecipeDraft for `parent`. Raises PlanError where even the draft doesn't fit, which is a fault of ours, and
+    with `must_convert` where no weight would convert.
     """
     decisions = decide(parent, profile, aim)
-    _refuse_nothing(decisions, parent, aim)
+    if must_convert:
+        _refuse_nothing(decisions, parent, aim)
     patterns = by_pattern(parent.tensors)
     native = NATIVE_FP8.get(str(parent.config.get("model_type")), ())
     families = _families(decisions, patterns, native)

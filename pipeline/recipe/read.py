@@ -23,6 +23,8 @@ from shardmill.pipeline.recipe.tables import Alias, Family, Fused, Output, Paral
 _RECIPE_BYTES_MAX = 1 << 24
 _LAYERS_MAX = 32
 _PROBLEMS_SHOWN = 50
+_NUMBER_BITS_SHOWN = 128
+_CHARS_SHOWN = 200
 
 
 def load(path: Path) -> Recipe:
@@ -127,9 +129,16 @@ def _problem(fault: Any, origins: Mapping[str, Origin], of_families: Sequence[Or
     elif fault["type"] == "too_long":
         message = "has too many entries"
     elif isinstance(fault["input"], str | int | float) and fault["type"] != "value_error":
-        message = f"{message}, not {fault['input']!r}"
+        message = f"{message}, not {_shown(fault['input'])}"
     message = message.replace("Input should be", "should be").replace("valid tuple", "list")
     return located(origin, written, message)
+
+
+def _shown(value: str | int | float) -> str:
+    """A value as a sentence can hold it: Python writes no number of ten thousand digits, and nobody reads one."""
+    if isinstance(value, int) and value.bit_length() > _NUMBER_BITS_SHOWN:
+        return f"a number of {value.bit_length()} bits"
+    return repr(value) if not isinstance(value, str) else repr(value[:_CHARS_SHOWN])
 
 
 def _nearest_key(place: tuple[str | int, ...]) -> str:

@@ -119,7 +119,7 @@ def load(name_or_path: str) -> Preset:
             f"no preset {name_or_path!r}; known presets: {', '.join(names())}, or a path to a .toml"
         ) from error
     try:
-        preset = _preset(tomllib.loads(data.decode("utf-8")))
+        preset = _preset(tomllib.loads(data.decode("utf-8-sig")))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise PresetError(f"{path}: not a preset file: {error}") from error
     if problems := check(preset):

@@ -19,6 +19,7 @@ from types import TracebackType
 
 from shardmill.pipeline.container.filesystem import close_reader, is_refused, stat_or_none, sync_file
 from shardmill.pipeline.container.hub import hub_bytes
+from shardmill.pipeline.container.regular import open_regular
 from shardmill.pipeline.errors import BuildError, CheckpointError
 from shardmill.pipeline.types import Stat
 
@@ -43,7 +44,7 @@ class Source:
         self.retouched = False
         self.hub = hub_bytes(path)
         try:
-            self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self.fd = open_regular(path)
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be opened: {error.strerror}") from None
 

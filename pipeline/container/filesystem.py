@@ -30,6 +30,7 @@ REFUSALS: Final = frozenset(
         errno.ENOTTY,
     )
 )
+_NO_SUCH_NAME: Final = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP))
 _SECOND = 1_000_000_000  # nanoseconds
 _FINE_GRAIN = 10_000_000  # a tick of the slowest kernel clock in use, in nanoseconds
 _COARSE_GRAIN = 2 * _SECOND  # FAT's; ext4 with small inodes and HFS+ keep whole seconds
@@ -113,14 +114,6 @@ def _copied_over(source: Path, target: Path) -> None:
     source.unlink()
 
 
-def read_whole(path: Path) -> bytes:
-    """The file's bytes. A disk that fails midway tells Python of no path; the error here has one."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise named(error, "read", path) from None
-
-
 def remove(path: Path) -> None:
     """Takes away a file, or a folder and all that is in it. A link goes, and what it leads to stays."""
     try:
@@ -139,8 +132,10 @@ def stat_or_none(path: Path) -> Stat | None:
     """The file's Stat; None where there is no file of that name."""
     try:
         return file_stat(path) if path.is_file() else None
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+    except OSError as error:
+        if error.errno in _NO_SUCH_NAME:
+            return None
+        raise
 
 
 def shows_later_writes(stat: Stat, since: int) -> bool:

@@ -15,7 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from shardmill.pipeline.container.atomic import write_whole
-from shardmill.pipeline.container.filesystem import read_whole, remove, stat_or_none
+from shardmill.pipeline.container.filesystem import remove, stat_or_none
+from shardmill.pipeline.container.regular import read_regular
 from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.commit import Commit, Journal, mark_of
 from shardmill.pipeline.manifest.digest import TensorHash, canonical
@@ -30,6 +31,8 @@ from shardmill.pipeline.manifest.state import (
     staged_fields,
 )
 from shardmill.pipeline.types import Stat
+
+_MANIFEST_BYTES_MAX = 1 << 30
 
 
 class Store:
@@ -76,7 +79,7 @@ class Store:
 
     def _manifest_text(self) -> bytes | None:
         path = self.out / MANIFEST_FILE
-        return read_whole(path) if path.exists() else None
+        return read_regular(path, _MANIFEST_BYTES_MAX) if path.exists() else None
 
     def _stats(self, manifest: bytes | None) -> StatCache:
         """What was saved last. Nothing where it goes with another manifest than the folder's: a build that was

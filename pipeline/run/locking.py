@@ -27,7 +27,7 @@ HOLDER_SUFFIX = ".holder"
 def locked(path: Path, out: Path) -> Iterator[None]:
     """Holds the lock file `path` of the output folder `out`. Raises BuildError where another build has it."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     except OSError as error:
         raise BuildError(
             f"{path}: cannot be opened: {error.strerror}; make it writable, or choose another --out"

@@ -1,4 +1,4 @@
-"""What an output folder can hold: names that a manifest can write, and shared extents where the file system has them."""
+"""What an output folder can hold: names that a manifest can write, and shared extents where a trial finds them."""
 
 from __future__ import annotations
 

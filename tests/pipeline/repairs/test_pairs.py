@@ -54,7 +54,7 @@ def test_a_pair_is_reconciled_with_all_four_scales_or_not_at_all(halves: set[str
     rest = [f'"experts.*.{half}"' for half in sorted(ALL_SCALES - halves)]
     family = RECONCILE.replace('"experts.*.{gate,up}_proj.{weight_scale,weight_scale_2}"', f"[{', '.join(globs)}]")
     others = KEEP.format(globs=f'["experts.*.{{gate,up}}_proj.{{weight,input_scale}}", {", ".join(rest)}]')
-    with pytest.raises(PlanError, match="is reconciled without experts.*give all four this family, or none"):
+    with pytest.raises(PlanError, match=r"is reconciled without experts.*give all four this family, or none"):
         prepare(two_experts(tmp_path / "parent"), HEAD + family.replace("8", str(2 * len(halves))) + others)
 
 

@@ -53,7 +53,8 @@ def test_a_probe_draws_other_blocks_each_time_and_the_same_by_its_seed(tiny: Pat
     one, other = probed("--probe"), probed("--probe")
     assert one["seed"] != other["seed"]
     assert probed("--probe", "--seed", str(one["seed"]))["probe"] == one["probe"]
-    assert CliRunner().invoke(shardmill, ["plan", "-c", str(RECIPE), "--parent", str(tiny), "--seed", "1"]).exit_code == 2
+    alone = ["plan", "-c", str(RECIPE), "--parent", str(tiny), "--seed", "1"]
+    assert CliRunner().invoke(shardmill, alone).exit_code == 2
 
 
 def test_a_probe_says_so_in_a_sentence(tiny: Path) -> None:

@@ -240,7 +240,7 @@ def _with_shim() -> int:
 def _in_parts(jobs: int) -> int:
     words = [sys.executable, "-m", "bench.torture_calls", *sys.argv[1:], "--jobs", "1", "--part"]
     parts = [subprocess.Popen([*words, f"{number}/{jobs}"]) for number in range(1, jobs + 1)]
-    return int(any([part.wait() for part in parts]))
+    return max(part.wait() for part in parts)
 
 
 def kinds(trial: Trial) -> Iterator[Kind]:
@@ -346,7 +346,8 @@ def _faults(
     if "Traceback" in done.said:
         yield f"traceback: {done.said[-1500:]}"
     if done.code == 0 and now != kind.right:
-        yield f"exit code 0, and other bytes: {sorted(n for n in {*now, *kind.right} if now.get(n) != kind.right.get(n))}"
+        differ = sorted(name for name in {*now, *kind.right} if now.get(name) != kind.right.get(name))
+        yield f"exit code 0, and other bytes: {differ}"
     if done.code not in (0, 1) and (failure.error, done.code) != (_KILL, -signal.SIGKILL):
         yield f"exit code {done.code}: {done.said[-300:]}"
     if done.code and now not in (earlier, kind.right) and any(name in now for name in _ENTRY_FILES):

@@ -346,7 +346,7 @@ def state_removed(walk: Walk) -> None:
 
 
 def state_of_another_build(walk: Walk) -> None:
-    """The state folder of the build from nothing before this one, as a copy of a whole folder over another leaves it."""
+    """The state folder of another build, as a copy of one whole folder over another leaves it."""
     other = walk.home / "fresh" / STATE_FOLDER
     if other.is_dir() and walk.out.is_dir() and walk.draw.random() < 0.4:
         shutil.rmtree(walk.out / STATE_FOLDER, ignore_errors=True)
@@ -381,9 +381,10 @@ def recipe_reason_changes(walk: Walk) -> None:
 
 def recipe_drops_or_renames(walk: Walk) -> None:
     action = walk.draw.choice(['action = "keep"\nreason = "small"', 'action = "drop"\nreason = "not wanted"'])
-    walk.recipe = RECIPE.replace('match = ["model.layers.*.norm.weight", "model.embed.weight"]\naction = "keep"\nreason = "small"',
-                                 'match = "model.embed.weight"\naction = "keep"\nreason = "small"\n\n[[family]]\nname = "n"\n'
-                                 f'match = "model.layers.*.norm.weight"\n{action}')  # fmt: skip
+    both = 'match = ["model.layers.*.norm.weight", "model.embed.weight"]\naction = "keep"\nreason = "small"'
+    embed = 'match = "model.embed.weight"\naction = "keep"\nreason = "small"'
+    norms = f'[[family]]\nname = "n"\nmatch = "model.layers.*.norm.weight"\n{action}'
+    walk.recipe = RECIPE.replace(both, f"{embed}\n\n{norms}")
 
 
 EDITS: tuple[Callable[[Walk], None], ...] = (

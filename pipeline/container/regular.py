@@ -9,11 +9,13 @@ from pathlib import Path
 
 
 def open_regular(path: Path) -> int:
-    """A descriptor to read the file at `path`. Raises OSError, which names it, where it is none or not a regular one."""
+    """A descriptor to read the file at `path`. Raises OSError, which names it, where it is no regular file."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            kind = "is a folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else "is a pipe or a device, not a file"
+            kind = (
+                "is a folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else "is a pipe or a device, not a file"
+            )
             raise OSError(errno.EINVAL, kind, str(path))
     except BaseException:
         os.close(fd)

@@ -150,7 +150,9 @@ def _at_first(row: Row, ref: TensorRef, parent: Parent, profile: str, aim: Aim) 
 def is_tied(config: Mapping[str, Any]) -> bool:
     """Whether a config says that the output head is the embeddings' own matrix."""
     places = (config, text_config(config))
-    return next((each["tie_word_embeddings"] for each in places if "tie_word_embeddings" in each), None) is True
+    return (
+        next((each["tie_word_embeddings"] for each in places if "tie_word_embeddings" in each), None) is True
+    )
 
 
 def _native(ref: TensorRef, parent: Parent, aim: Aim) -> Decision:

@@ -16,7 +16,9 @@ from shardmill.pipeline.run.place import NAME_BYTES_MAX, refuse_full_disk, refus
 from tests.pipeline.parents import prepare
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "assets/é.json", "x" * NAME_BYTES_MAX, "a/" * 99 + "b"])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "assets/é.json", "x" * NAME_BYTES_MAX, "a/" * 99 + "b"]
+)
 def test_a_name_that_every_file_system_holds_is_taken(name: str) -> None:
     refuse_names([name])
 

@@ -65,7 +65,7 @@ def test_an_outputs_record_that_is_no_file_is_named(name: str, kind: str, tmp_pa
 def test_an_output_folder_that_is_a_circle_of_links_is_named(tmp_path: Path) -> None:
     parent = write_parent(tmp_path / "parent")
     (tmp_path / "out").symlink_to("out")
-    with pytest.raises(OSError, match="Too many levels of symbolic links: .*out"):
+    with pytest.raises(OSError, match=r"Too many levels of symbolic links: .*out"):
         build(parent, tmp_path / "out")
 
 

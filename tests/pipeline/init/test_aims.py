@@ -82,7 +82,9 @@ def test_interleaved_experts_stay() -> None:
 
 def test_what_converts_nothing_is_refused(tmp_path) -> None:
     """A model of which no name is known gives no recipe, but the reason and its largest part."""
-    unknown = parent_of("made", {}, bf16({"self_attention.query_key_value.weight": (512, 256)}, "transformer.h.0."))
+    unknown = parent_of(
+        "made", {}, bf16({"self_attention.query_key_value.weight": (512, 256)}, "transformer.h.0.")
+    )
     with pytest.raises(PlanError, match=r"0 weights would convert to fp8.*'unknown' \(262,144 bytes\)"):
         draft(unknown, "plain", "fp8", must_convert=True)
 

@@ -45,7 +45,9 @@ def said(config: Any, key: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_declaration_below_the_top_goes_where_the_child_declares_its_own(place: str, tmp_path: Path) -> None:
+def test_a_declaration_below_the_top_goes_where_the_child_declares_its_own(
+    place: str, tmp_path: Path
+) -> None:
     """A stale [64, 64] inside would contradict the [128, 128] at the top."""
     parent = dense_parent(tmp_path / "parent", {**DENSE, **nested(place, STALE)})
     config = declared(parent, recipe("fp8"))

@@ -52,13 +52,17 @@ def test_a_pair_is_reconciled_with_all_four_scales_or_not_at_all(halves: set[str
     """The globals alone would make one half wrong by their ratio, the block scales alone by its inverse."""
     globs = [f'"experts.*.{half}"' for half in sorted(halves)]
     rest = [f'"experts.*.{half}"' for half in sorted(ALL_SCALES - halves)]
-    family = RECONCILE.replace('"experts.*.{gate,up}_proj.{weight_scale,weight_scale_2}"', f"[{', '.join(globs)}]")
+    family = RECONCILE.replace(
+        '"experts.*.{gate,up}_proj.{weight_scale,weight_scale_2}"', f"[{', '.join(globs)}]"
+    )
     others = KEEP.format(globs=f'["experts.*.{{gate,up}}_proj.{{weight,input_scale}}", {", ".join(rest)}]')
     with pytest.raises(PlanError, match=r"is reconciled without experts.*give all four this family, or none"):
         prepare(two_experts(tmp_path / "parent"), HEAD + family.replace("8", str(2 * len(halves))) + others)
 
 
-@pytest.mark.parametrize("action", ['action = "drop"', 'action = "rename"\nto = "other.{}.{}"'], ids=["drop", "rename"])
+@pytest.mark.parametrize(
+    "action", ['action = "drop"', 'action = "rename"\nto = "other.{}.{}"'], ids=["drop", "rename"]
+)
 @pytest.mark.parametrize("half", ["weight", "weight_scale_inv"])
 def test_a_weight_and_its_scales_go_the_same_way(half: str, action: str, tmp_path: Path) -> None:
     """A weight that is dropped or renamed takes its scales along, and they it."""
@@ -66,6 +70,6 @@ def test_a_weight_and_its_scales_go_the_same_way(half: str, action: str, tmp_pat
     match = f"model.layers.*.mlp.*.{half}"
     rest = f'["model.layers.*.mlp.*.{other}", "model.layers.*.self_attn.**", "model.norm.weight", '
     rest += '"model.embed_tokens.weight", "lm_head.weight"]'
-    renamed = action.replace("other.{}.{}", f"other.*.*.{half}") + "\nexpect = 2\nreason = \"not wanted\""
+    renamed = action.replace("other.{}.{}", f"other.*.*.{half}") + '\nexpect = 2\nreason = "not wanted"'
     with pytest.raises(PlanError, match="codes mean nothing without their scales, so treat both alike"):
         prepare(native_parent(tmp_path / "parent"), NATIVE.format(match=match, action=renamed, rest=rest))

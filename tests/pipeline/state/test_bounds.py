@@ -31,14 +31,17 @@ def test_a_glob_is_counted_without_being_expanded(glob: str) -> None:
 
 HOSTILE = {
     "many globs of many braces": HEAD
-    + FAMILY.format(name="a", match=str([f"{{a,b}}{{a,b}}{{a,b}}{{a,b}}{{a,b}}{{a,b}}.{i}" for i in range(200)])),
+    + FAMILY.format(
+        name="a", match=str([f"{{a,b}}{{a,b}}{{a,b}}{{a,b}}{{a,b}}{{a,b}}.{i}" for i in range(200)])
+    ),
     "as many in tables": HEAD
     + "".join(FAMILY.format(name=i, match='"' + "{a,b}" * 12 + f'.{i}"') for i in range(60)),
     "as many fused": HEAD
     + ALL
     + "".join(f'[[fused]]\nname = "{i}"\nmatch = "**.{{a,b,c,d}}{i}.{{x,y,z}}"\n' for i in range(900)),
     "one glob ten thousand times": HEAD + FAMILY.format(name="a", match=str(["**"] * 10_000)),
-    "more families than any model has": HEAD + "".join(FAMILY.format(name=i, match=f'"**.w{i}"') for i in range(1100)),
+    "more families than any model has": HEAD
+    + "".join(FAMILY.format(name=i, match=f'"**.w{i}"') for i in range(1100)),
     "two thousand aliases": RECIPE + '[[alias]]\nprefix = "p."\nalias = "q."\n' * 2000,
     "nested braces": HEAD + FAMILY.format(name="a", match='"' + "{a," * 300 + "b" + "}" * 300 + '"'),
     "a count of ten thousand digits": RECIPE.replace("expect = 4", "expect = 0x" + "f" * 10_000),

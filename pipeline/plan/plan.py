@@ -158,7 +158,7 @@ def _shard(header: Header, assignments: Sequence[Assignment]) -> ShardPlan | Non
         lay_out(
             ((name, dtype, shape) for name, (_, _, dtype, shape) in outputs.items()),
             header.shard,
-            _LIBRARY_METADATA | header.metadata,
+            {**_LIBRARY_METADATA, **header.metadata},
         )
         if rewritten
         else header

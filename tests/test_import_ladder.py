@@ -36,7 +36,7 @@ pipeline.actions    | errors types plan.sources formats | - | metadata: no file,
 pipeline.recipe.shipped | -              | - | it finds the files that come with the package
 pipeline.recipe.*   | errors types actions container.regular | - | it reads TOML alone; names are opaque
 pipeline.container.* | errors types    | huggingface_hub | bytes in and out: numbers are opaque
-pipeline.manifest.* | errors types container.atomic container.filesystem container.regular | - | no maker
+pipeline.manifest.* | errors types container.atomic container.filesystem container.regular | - | a record needs no maker
 pipeline.plan.types | errors types actions | - | the plan's facts know neither recipe nor file
 pipeline.plan.*     | errors types formats actions recipe container.header container.card manifest.digest | - | pure
 pipeline.stages.dag | errors           | - | it orders stages and knows none of them

@@ -41,7 +41,7 @@ def against_a_copy(build: dict[str, Any]) -> str:
     note = (
         f"{build['small_bytes'] / 1e9:.2f} GB, half of it BF16 that converts, page cache warm, "
         f"{build['rounds']} rounds, load {build['load_before']:.1f} before. The tuned copy reads, writes and syncs "
-        f"as a build does, a worker a core, and converts nothing (`python -m bench.copy`); copy is `cp -r` and `sync`.\n"
+        f"as a build does, a worker a core, and converts nothing (`python -m bench.copy`). copy: `cp -r` and `sync`.\n"
     )
     columns = ("build", "median", "of the tuned copy", "must / aim")
     return table("A build against a copy of its parent", columns, rows) + note

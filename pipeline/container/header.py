@@ -18,6 +18,7 @@ from typing import Any
 
 from shardmill.pipeline.container.header_text import LARGE_BYTES, Entry, usual_entries, why_no_table
 from shardmill.pipeline.container.recognize import HEAD_BYTES, looks_like
+from shardmill.pipeline.container.regular import open_regular
 from shardmill.pipeline.errors import CheckpointError
 from shardmill.pipeline.types import DTYPE_BITS, DTYPE_RANK, Header, Shape, Stat, TensorRef, tensor_bytes
 
@@ -39,7 +40,7 @@ def read_header(path: Path, shard: str) -> Header:
     Raises CheckpointError, in one sentence, for whatever the format forbids; reads no tensor data.
     """
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             head = file.read(HEAD_BYTES)
             length = int.from_bytes(head[:_LENGTH_BYTES], "little")
@@ -95,7 +96,8 @@ def _any_entries(text: bytes, shard: str) -> tuple[list[Entry], Mapping[str, str
             json.dumps(table, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise _no_json(shard, error) from error
-    metadata = table.pop("__metadata__", None) or {}  # the library reads null as absent
+    metadata = table.pop("__metadata__", None)
+    metadata = {} if metadata is None else metadata  # the library reads null as absent
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise CheckpointError(f"{shard}: __metadata__ must map strings to strings")
     return [_entry(name, entry, shard) for name, entry in table.items()], metadata

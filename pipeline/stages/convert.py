@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardmill.kernels.block_fp8 import NonFinite
+from shardmill.kernels.float_env import default_arithmetic
 from shardmill.kernels.formats import F32
 from shardmill.kernels.group_codes import widened
 from shardmill.pipeline.actions import Convert
@@ -243,6 +244,7 @@ def _largest(weight: Weight, held: Held, seen: _Hashes | None) -> np.float32:
     rows = held.shape[-2]  # of all members: what is unstacked shares the number of its matrix
     surveyed = replace(weight, held=held, first_row=0, rows=rows)
     for begin, end, arrays in wide_rows(surveyed) if is_wide(surveyed) else _whole_rows(surveyed, seen):
+        default_arithmetic()  # of this thread: a library may have set it to flush small numbers
         if weight.recast:
             found = weight.recast.survey(arrays)
         else:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardmill.kernels.block_fp8 import NonFinite
+from shardmill.kernels.float_env import default_arithmetic
 from shardmill.kernels.group_codes import GroupCodes
 from shardmill.pipeline.actions import Convert
 from shardmill.pipeline.errors import BuildError
@@ -53,6 +54,7 @@ class Weight:
 
 def numbers_of(held: Held, arrays: Arrays, codes: GroupCodes) -> NDArray[Any]:
     """The weight's numbers [rows, C]: a float parent's as they are, a quantized one's as f32."""
+    default_arithmetic()  # of this thread: a library may have set it to flush small numbers
     if held.form.name != "bf16":
         return held.form.decode(arrays, source_setting(held, codes))
     return np.ascontiguousarray(arrays["values"].T if held.parts["values"].axis else arrays["values"])

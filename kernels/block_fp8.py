@@ -254,10 +254,3 @@ def _first_non_finite(source: NDArray[Any], first_row: int, first_col: int = 0) 
     values = bf16_to_f32(source) if source.dtype == np.uint16 else source
     row, col = np.argwhere(~np.isfinite(values))[0]
     return NonFinite(first_row + int(row), first_col + int(col), float(values[row, col]))
-
-
-def share_exact(source: NDArray[Any], block: Block) -> tuple[int, int]:
-    """How many blocks a strip [rows, C] has, and how many of them are exact. Raises NonFinite."""
-    codes, scales = np.empty(source.shape, np.uint8), np.empty(grid(source.shape, block), np.float32)
-    counts = encoder("recover/1", block).encode(source, codes, scales)
-    return counts["blocks"], counts["exact_blocks"]

@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 
 from shardmill.kernels.block_fp8 import BlockEncoder, Rows, rows_of
-from shardmill.pipeline.actions import QuantizeBlock
+from shardmill.kernels.group_codes import GroupCodes
+from shardmill.pipeline.actions import Convert, QuantizeBlock
 from shardmill.pipeline.plan.types import Piece
 from shardmill.pipeline.run import shard
 from shardmill.pipeline.run.processes import Finish, Unit
 from shardmill.pipeline.run.shard import Portion, ShardTask
+from shardmill.pipeline.stages.converting.weight import encode_a_few
 from shardmill.pipeline.stages.job import Watch, Worker
 
 PART_BYTES_MIN = 8 << 20  # of the parent; less is done sooner than handed out
@@ -131,27 +133,32 @@ def _rest(
     return partial(shard.finish_shard, shard.fill_rest(task, parts, results[begun], watch, worker), task)
 
 
-def compiled(tasks: Iterable[ShardTask]) -> dict[str, Rows]:
-    """Kernel's name -> the kernel, compiled: it has encoded a block of every kind to come."""
-    rows: dict[str, Rows] = {}
+def compiled(tasks: Iterable[ShardTask]) -> dict[str, Any]:
+    """What Worker.kernels begins with: kernels that have encoded a little of every kind to come, so are compiled."""
+    kernels: dict[str, Any] = {}
     seen = set()
     for task in tasks:
+        name = task.settings.kernel
         for piece in task.plan.pieces:
-            action = piece.action
-            if piece.part != "codes" or not isinstance(action, QuantizeBlock):
+            action, dtype = piece.action, piece.source.dtype
+            if not isinstance(action, QuantizeBlock | Convert) or piece.part == "scales":
                 continue
-            kind = (action.numerics, action.block, piece.source.dtype)
-            if kind in seen:
+            if (id(action), dtype) in seen:  # a family has one action
                 continue
-            seen.add(kind)
-            kernel = rows.setdefault(task.settings.kernel, rows_of(task.settings.kernel))
-            if kernel.name != "numpy":
-                _encode_one_block(kernel, action, piece.source.dtype)
-    return rows
+            seen.add((id(action), dtype))
+            if isinstance(action, QuantizeBlock):
+                kernel = kernels.setdefault(name, rows_of(name))
+                if kernel.name != "numpy":
+                    _encode_one_block(kernel, action, dtype)
+            else:
+                codes = kernels.setdefault(f"codes {name}", GroupCodes(name))
+                if codes.name != "numpy":
+                    encode_a_few(action, dtype, codes)
+    return kernels
 
 
 def _encode_one_block(kernel: Rows, action: QuantizeBlock, dtype: str) -> None:
-    block = (action.block.rows, action.block.cols)
+    block = (min(action.block.rows, 128), min(action.block.cols, 128))
     ramp = np.arange(1, 1 + block[0] * block[1], dtype=np.float32).reshape(block)
     source = {
         "BF16": (ramp.view(np.uint32) >> 16).astype(np.uint16),

@@ -136,6 +136,28 @@ def test_one_file_is_shared_by_all_workers_down_to_the_rows_of_a_weight(
     assert published(tmp_path / "out") == published(tmp_path / "alone")
 
 
+@pytest.mark.parametrize("action", ["amax/1", "convert"])
+def test_kernels_are_compiled_before_workers_are_forked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    """What a worker gets has encoded a little already, and a block for the whole matrix is no reason to encode much."""
+    pytest.importorskip("numba", reason="needs the extra `fast`")
+    parent = tmp_path / "parent"
+    parent.mkdir()
+    bits = bell(1, 64, 64)
+    tensors = {f"{name}.weight": ("BF16", bits.shape, bits.tobytes()) for name in "abcd"}
+    write_shard(parent / "model.safetensors", tensors)
+    (parent / "config.json").write_text('{"model_type": "x"}')
+    profile, keys = ACTIONS[action]
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(ONE.format(profile=profile, action=keys.replace("[8, 8]", "[1048576, 1048576]")))
+    found: list[dict[str, Any]] = []
+    compiled = schedule.compiled
+    monkeypatch.setattr(schedule, "compiled", lambda tasks: found.append(compiled(tasks)) or found[-1])
+    build(parent, tmp_path / "out", recipe, workers=2, kernel="numba")
+    assert list(found[0]) == [{"amax/1": "numba", "convert": "codes numba"}[action]]
+
+
 def test_rows_that_are_not_what_a_worker_wrote_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from shardmill.kernels.float_env import default_arithmetic
 from shardmill.kernels.group_codes import GroupCodes
 from shardmill.pipeline.actions import Convert
 from shardmill.pipeline.errors import BuildError
+from shardmill.pipeline.formats import formats
 from shardmill.pipeline.formats.base import Arrays, Format, Part, Recast, Setting
 from shardmill.pipeline.formats.module import Held
 from shardmill.pipeline.stages.converting.parts import Output, columns_per
@@ -82,6 +83,16 @@ def codes_of(job: ShardJob) -> GroupCodes:
 def setting_of(weight: Weight, amax: np.float32 | None) -> Setting:
     action = weight.action
     return Setting(action.params, action.spelling(), codes_of(weight.job), action.numerics, amax)
+
+
+def encode_a_few(action: Convert, dtype: str, codes: GroupCodes) -> None:
+    """Encodes a small matrix as `action` will encode what is stored as `dtype`, so that its kernels are compiled."""
+    shape = (8, lcm(256, action.group))
+    floats = {"BF16": np.full(shape, 0x3F80, np.uint16), "F16": np.ones(shape, np.float16)}
+    numbers = floats.get(dtype if action.source == "bf16" else "", np.ones(shape, np.float32))
+    encode = formats()[action.to].encode
+    assert encode is not None, "a recipe names no format that is only read"
+    encode(numbers, Setting(action.params, action.spelling(), codes, action.numerics, np.float32(1)))
 
 
 def source_setting(held: Held, codes: GroupCodes) -> Setting:

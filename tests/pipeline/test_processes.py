@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -134,6 +135,39 @@ def test_one_file_is_shared_by_all_workers_down_to_the_rows_of_a_weight(
         assert (rows[0][0], rows[-1][1]) == (0, 100)
         assert len(rows) >= 3
     assert published(tmp_path / "out") == published(tmp_path / "alone")
+
+
+def test_a_shard_larger_than_a_workers_share_is_split_and_finished_before_the_small_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one large file and three small ones, two workers share the large one; its end does not wait for the others."""
+    parent = tmp_path / "parent"
+    parent.mkdir()
+    where = {}
+    for place, name in enumerate("abcd"):
+        bits = bell(place, 400 if name == "a" else 8, 64)
+        file = f"model-{place + 1}.safetensors"
+        write_shard(parent / file, {f"{name}.weight": ("BF16", bits.shape, bits.tobytes())})
+        where[f"{name}.weight"] = file
+    (parent / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    (parent / "config.json").write_text('{"model_type": "x"}')
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(ONE.format(profile="modelopt-mixed", action=ACTIONS["amax/1"][1]))
+    monkeypatch.setattr(shared, "PART_BYTES_MIN", 1)
+    names: list[str] = []
+    shared_out = schedule.shared_out
+
+    def noting(tasks: Any, most: int) -> Any:
+        units, work = shared_out(tasks, most)
+        names.extend(unit.name for unit in units)
+        return units, work
+
+    monkeypatch.setattr(schedule, "shared_out", noting)
+    build(parent, tmp_path / "out", recipe, workers=2)
+    large = [name for name in names if name.startswith("model-1")]
+    assert names[: len(large)] == large
+    assert len(large) >= 2 + 3
+    assert sorted(names[len(large) :]) == [f"model-{place}.safetensors" for place in (2, 3, 4)]
 
 
 @pytest.mark.parametrize("action", ["amax/1", "convert"])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from shardmill.verify.fit.cards import Card
-from shardmill.verify.fit.layers import plan_layers
+from shardmill.verify.fit.layers import plan_layers, served
 from shardmill.verify.fit.planner import KvPlan, plan_blocks
 from shardmill.verify.fit.preset import ROW_BYTES, Preset
 from shardmill.verify.fit.scratch import MIB, Term, scratch_terms
@@ -66,6 +66,7 @@ def judge(
     shape: Shape, preset: Preset, weights: WeightBytes, card: Card, *, block_fp8: bool = True
 ) -> Answer:
     """Whether the preset serves. Without a pin the pool is what vLLM's profiler would leave under the utilisation."""
+    preset = served(shape, preset)
     plan = plan_blocks(plan_layers(shape, preset))
     terms = tuple(scratch_terms(shape, preset, block_fp8=block_fp8))
     room_low, room_high = _room(card, weights, terms)

@@ -6,10 +6,12 @@ bytes), `models/glm5next/common/attention.py` (pooled index, tail ring) and `mam
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import lcm
 
+from shardmill.verify.fit.cache_dtype import AUTO, served_dtype
 from shardmill.verify.fit.planner import LayerCache, ceil_div
-from shardmill.verify.fit.preset import ROW_BYTES, STATE_BYTES, Preset
+from shardmill.verify.fit.preset import KV_DTYPES, ROW_BYTES, STATE_BYTES, Preset
 from shardmill.verify.fit.shape import ConfigError, Gqa, Layer, Linear, Mla, Shape, SparseMla
 
 MLA_HYBRID_BLOCK_TOKENS = 128  # FlashInfer's MLA kernels take physical blocks in multiples of 128 tokens
@@ -22,6 +24,8 @@ INDEX_PAGE_STATES = {
     100: (32, 64),
     120: (64,),
 }  # index entries a page of the paged logits kernel holds, by SM
+
+FLOAT_STATES = ("kimi_linear",)  # vLLM sizes their pages by F32 states, whatever the flag says, and then finds them too small
 
 
 def row_bytes(layer: Mla | SparseMla, preset: Preset) -> int:
@@ -72,8 +76,23 @@ def state_blocks(layer: Linear, preset: Preset) -> int:
     return 2 + preset.draft_tokens + keeps_checkpoint(layer, preset)
 
 
+def served(shape: Shape, preset: Preset) -> Preset:
+    """The preset with the cache dtype that vLLM serves: `auto` is what the checkpoint or its family asks for."""
+    kv_dtype = served_dtype(preset.kv_dtype, shape.cache_dtype, shape.model_type, preset.sm)
+    return preset if kv_dtype == preset.kv_dtype else replace(preset, kv_dtype=kv_dtype)
+
+
 def check_planned(shape: Shape, preset: Preset) -> None:
     """Raises ConfigError for a model and card whose plan is not known to equal vLLM's."""
+    if preset.kv_dtype == AUTO and shape.cache_dtype not in KV_DTYPES:
+        raise ConfigError(
+            f"config.json declares a KV cache of {shape.cache_dtype}, which is not planned; "
+            "set kv_cache_dtype in the preset"
+        )
+    if shape.model_type in FLOAT_STATES and preset.state_dtype == "bfloat16":
+        raise ConfigError(
+            f"mamba_ssm_cache_dtype bfloat16 is not planned for {shape.model_type}: vLLM 0.33.0 does not start with it"
+        )
     sparse = shape.sparse
     if sparse is not None and sparse.pool > 1 and preset.sm != 120 and preset.kv_dtype != "fp8_ds_mla":
         raise ConfigError(
@@ -84,6 +103,7 @@ def check_planned(shape: Shape, preset: Preset) -> None:
 
 def plan_layers(shape: Shape, preset: Preset) -> list[LayerCache]:
     """The cache of every layer that a rank holds, draft layers included where the preset drafts."""
+    preset = served(shape, preset)
     layers = [*shape.layers, *(shape.draft_layers if preset.draft_tokens else ())]
     tokens = block_tokens(shape, preset)
     page = state_page(shape, preset, tokens)
@@ -101,6 +121,7 @@ def token_bytes(layer: Layer, preset: Preset) -> int:
 
 def block_tokens(shape: Shape, preset: Preset) -> int:
     """Tokens a block: vLLM's 16 or 64; in a hybrid, the least that makes an attention page hold a state."""
+    preset = served(shape, preset)
     full = next(layer for layer in shape.layers if not isinstance(layer, Linear))
     latent = isinstance(full, Mla | SparseMla)
     sparse = shape.sparse

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from shardmill.verify.fit.cache_dtype import AUTO, declared_dtype
 from shardmill.verify.fit.families import FAMILIES, WITHOUT_HEAD_DIM, why_unknown
 
 Config = Mapping[str, Any]
@@ -75,7 +76,10 @@ Layer = Gqa | Mla | SparseMla | Linear
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The cache-bearing layers of a model in order, its draft layers, and what else the estimate needs."""
+    """The cache-bearing layers of a model in order, its draft layers, and what else the estimate needs.
+
+    cache_dtype: what the checkpoint declares of its cache, for a server whose flags leave it open.
+    """
 
     model_type: str
     layers: tuple[Layer, ...]
@@ -86,6 +90,7 @@ class Shape:
     experts_per_token: int
     moe_inter: int
     residual_streams: int
+    cache_dtype: str = AUTO
 
     @property
     def is_hybrid(self) -> bool:
@@ -130,6 +135,7 @@ def _read_shape(config: Config) -> Shape:
         experts_per_token=_count(text, "num_experts_per_tok"),
         moe_inter=_count(text, "moe_intermediate_size") or _count(text, "intermediate_size"),
         residual_streams=_count(text, "hc_mult", 4) if text.get("mhc") else 1,
+        cache_dtype=declared_dtype(config, text, text.get("kv_lora_rank") is not None),
     )
 
 

@@ -73,10 +73,8 @@ def judge(
     pool_low, pool_high = _pool(preset, card, weights, terms)
     free_low, free_high = room_low - pool_low, room_high - pool_high
     verdict, reasons = _verdict(preset, card, plan, (pool_low, pool_high), (free_low, free_high))
-    best = next(
-        (r.rung for r in ladder(shape, preset, weights, card, block_fp8=block_fp8) if r.verdict == "fits"),
-        None,
-    )
+    rungs = ladder(shape, preset, weights, card, block_fp8=block_fp8) if shape.has_rungs else ()
+    best = next((r.rung for r in rungs if r.verdict == "fits"), None)
     return Answer(
         verdict,
         tuple(reasons),
@@ -92,7 +90,7 @@ def judge(
         plan.pin_bytes(preset.max_model_len, 1),
         plan.max_context(pool_low, shape.max_position),
         plan.sequences(pool_low, preset.max_model_len),
-        best if shape.sparse else None,
+        best,
     )
 
 

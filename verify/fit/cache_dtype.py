@@ -44,6 +44,8 @@ def _table(value: Any) -> Mapping[str, Any]:
 
 def served_dtype(flag: str, declared: str, model_type: str, sm: int) -> str:
     """What the cache holds under a flag: the flag itself, unless it is `auto`."""
+    if flag == "bfloat16" and model_type == "deepseek_v32":
+        return AUTO  # its class turns the one into the other
     if flag != AUTO:
         return flag
     if declared != AUTO:

@@ -13,6 +13,7 @@ from shardmill.verify.fit.cache_dtype import AUTO, served_dtype
 from shardmill.verify.fit.planner import LayerCache, ceil_div
 from shardmill.verify.fit.preset import KV_DTYPES, ROW_BYTES, STATE_BYTES, Preset
 from shardmill.verify.fit.shape import ConfigError, Gqa, Layer, Linear, Mla, Shape, SparseMla
+from shardmill.verify.fit.sparse import sparse_rows
 
 MLA_HYBRID_BLOCK_TOKENS = 128  # FlashInfer's MLA kernels take physical blocks in multiples of 128 tokens
 SPARSE_PAGE_ROWS = 64  # the sparse kernels view the pool as pages of 64 rows
@@ -29,15 +30,10 @@ FLOAT_STATES = ("kimi_linear",)  # vLLM sizes their pages by F32 states, whateve
 
 
 def row_bytes(layer: Mla | SparseMla, preset: Preset) -> int:
-    """Bytes of one token's latent row. Only sparse layers with an FP8 cache have the packed rows of a rung."""
-    if isinstance(layer, SparseMla) and _is_fp8(layer, preset) and _has_rungs(layer, preset):
+    """Bytes of one token's latent row. Packed rows are those of a rung."""
+    if isinstance(layer, SparseMla) and sparse_rows(layer, preset).packed:
         return ROW_BYTES[preset.rung]
     return (layer.rank + layer.rope) * (1 if _is_fp8(layer, preset) else 2)
-
-
-def _has_rungs(layer: SparseMla, preset: Preset) -> bool:
-    """SM100, and SM90 for pooled layers, have plain FP8 rows, unless the packed form is asked for by name."""
-    return preset.sm == 120 or preset.kv_dtype == "fp8_ds_mla" or (preset.sm == 90 and layer.pool == 1)
 
 
 def _is_fp8(layer: Layer, preset: Preset) -> bool:
@@ -93,12 +89,25 @@ def check_planned(shape: Shape, preset: Preset) -> None:
         raise ConfigError(
             f"mamba_ssm_cache_dtype bfloat16 is not planned for {shape.model_type}: vLLM 0.33.0 does not start with it"
         )
-    sparse = shape.sparse
-    if sparse is not None and sparse.pool > 1 and preset.sm != 120 and preset.kv_dtype != "fp8_ds_mla":
+    preset = served(shape, preset)
+    if preset.kv_dtype == "fp8_e5m2" and any(isinstance(layer, Mla) for layer in shape.layers):
         raise ConfigError(
-            f"config.json: pooled sparse layers are planned on SM{preset.sm} with kv_cache_dtype fp8_ds_mla alone, "
-            f"which vLLM takes with --attention-backend FLASHMLA_SPARSE; the preset says {preset.kv_dtype!r}"
+            "kv_cache_dtype fp8_e5m2 is not planned for latent attention: vLLM 0.33.0 has no backend for it"
         )
+    sparse = shape.sparse
+    if sparse is None:
+        return
+    if preset.rung != "stock" and not shape.has_rungs:
+        raise ConfigError(
+            f"kv layout {preset.rung} is not planned for {shape.model_type}: the runtime patch serves latent rows of "
+            "512 values without a rotary part alone; take `stock`"
+        )
+    if sparse.pool > 1 and preset.sm != 120 and (preset.sm, preset.kv_dtype) != (90, "fp8_ds_mla"):
+        raise ConfigError(
+            f"config.json: pooled sparse layers are planned on SM120, and on SM90 with kv_cache_dtype fp8_ds_mla, which "
+            f"vLLM takes with --attention-backend FLASHMLA_SPARSE; here SM{preset.sm} and {preset.kv_dtype!r}"
+        )
+    sparse_rows(sparse, preset)
 
 
 def plan_layers(shape: Shape, preset: Preset) -> list[LayerCache]:
@@ -167,26 +176,14 @@ def _sparse_caches(layer: SparseMla, preset: Preset, tokens: int) -> list[LayerC
     """Latent rows, pooled index and, with pooling, the ring of raw keys and gates of the open pool."""
     row = row_bytes(layer, preset)
     entry = layer.index_dim + layer.index_dim // INDEX_SCALE_TOKENS * 4
-    caches = [LayerCache("paged", tokens * row, tokens, stride_bytes=_row_stride(layer, preset) * row or 1)]
+    page = sparse_rows(layer, preset).page
+    caches = [LayerCache("paged", tokens * row, tokens, stride_bytes=page * row or 1)]
     if layer.has_index:
         stride = max(INDEX_PAGE_STATES[preset.sm]) * entry if layer.pool > 1 else 1
         caches.append(LayerCache("paged", tokens // layer.pool * entry, tokens, stride_bytes=stride))
     if layer.pool > 1:
         caches.append(_ring(layer, preset))
     return caches
-
-
-def _row_stride(layer: SparseMla, preset: Preset) -> int:
-    """Rows at whose multiples blocks start, by the backend that vLLM prefers; 0: anywhere.
-
-    The kernels of SM120, and those of pooled layers, view the pool as pages of 64 rows; FlashInfer's of SM100 as pages
-    of 32, FlashAttention's as rows.
-    """
-    if preset.sm == 120 or layer.pool > 1:
-        return SPARSE_PAGE_ROWS
-    if not _is_fp8(layer, preset):
-        return 1
-    return 32 if preset.sm == 100 else 0
 
 
 def _ring(layer: SparseMla, preset: Preset) -> LayerCache:

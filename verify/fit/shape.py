@@ -45,6 +45,7 @@ class SparseMla:
     """Latent rows and, unless another layer's choice is shared, an index of `index_dim` FP8 values with f32 scales.
 
     `pool` tokens share one index entry; with a pool above 1 a ring of raw keys holds the open pool of each request.
+    `heads` of the whole model, `nope` values of a head without RoPE and `topk` tokens decide which kernel reads it.
     """
 
     rank: int
@@ -52,6 +53,9 @@ class SparseMla:
     index_dim: int
     pool: int
     has_index: bool = True
+    heads: int = 1
+    nope: int = 128
+    topk: int = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,11 @@ class Shape:
     @property
     def sparse(self) -> SparseMla | None:
         return next((layer for layer in self.layers if isinstance(layer, SparseMla)), None)
+
+    @property
+    def has_rungs(self) -> bool:
+        """Whether the runtime patch serves this model with narrower rows: it refuses rotary parts."""
+        return self.sparse is not None and (self.sparse.rank, self.sparse.rope) == (512, 0)
 
 
 def read_shape(config: Config) -> Shape:
@@ -252,7 +261,16 @@ def _latent(text: Config, index: int) -> Mla | SparseMla:
     if not text.get("index_topk"):
         return Mla(rank, rope)
     pool = int(text.get("index_kpool", 1) or 1)
-    return SparseMla(rank, rope, _need(text, "index_head_dim"), pool, _has_index(text, index))
+    return SparseMla(
+        rank,
+        rope,
+        _need(text, "index_head_dim"),
+        pool,
+        _has_index(text, index),
+        _need(text, "num_attention_heads"),
+        _need(text, "qk_nope_head_dim"),
+        _need(text, "index_topk"),
+    )
 
 
 def _has_index(text: Config, index: int) -> bool:

@@ -100,11 +100,6 @@ def add(checkpoint: Checkpoint, runtime: str | None, report: Report) -> None:
     report.facts["runtime"] = f"{NAME} with the runtime patch" if loader.patched else f"{NAME} as it ships"
     takers, homeless = assign(checkpoint, loader)
     report.add(*homeless)
-    towers = sum(name.startswith(loader.family.unknown) for name in checkpoint.tensors)
-    if towers:
-        report.leaves_out(
-            f"{NAME}: towers", f"no table of the modules that take {towers:,} tensors of the vision tower"
-        )
     verdicts: dict[str, int] = {}
     for module, (verdict, findings) in _verdicts(takers, loader):
         report.add(*findings)
@@ -191,7 +186,7 @@ def assign(checkpoint: Checkpoint, loader: Loader) -> tuple[list[ModuleInput], l
     takers: dict[str, ModuleInput] = {}
     homeless: list[Finding] = []
     for tensor in checkpoint.tensors.values():
-        if PASSED_OVER.search(tensor.name) or tensor.name.startswith(loader.family.unknown):
+        if PASSED_OVER.search(tensor.name) or tensor.name.startswith(loader.family.dropped):
             continue
         found = _place(tensor.name, loader, rows, blocks, tops)
         if found is None:
@@ -243,15 +238,24 @@ def judge(module_input: ModuleInput, loader: Loader) -> tuple[str, list[Finding]
     """What the module becomes, in a word, and what its loader would refuse."""
     block = loader.declared.block if loader.declared is not None else None
     kinds = {place: _kind(leaves, block) for place, leaves in module_input.parts.items()}
-    if module_input.holds in ("raw", "float") and _all_floats(kinds):
+    holds = module_input.holds
+    if holds == "by 64":
+        holds = "config" if _by_64(module_input) else "float"
+    if holds in ("raw", "float") and _all_floats(kinds):
         return "float", []
-    if module_input.holds == "float":
+    if holds == "float":
         return "refused", [
             _refuses(module_input, kinds, "floats: the module is built without a quantization config")
         ]
-    if module_input.holds == "dequant":
+    if holds == "dequant":
         return _judge_dequant(module_input, kinds)
     return _judge_config(module_input, kinds, loader)
+
+
+def _by_64(module_input: ModuleInput) -> bool:
+    """Whether every side of the module's weights is a multiple of 64."""
+    weights = [leaves["weight"] for leaves in module_input.parts.values() if "weight" in leaves]
+    return all(side % 64 == 0 for weight in weights for side in weight.shape)
 
 
 def _judge_dequant(module_input: ModuleInput, kinds: dict[str, str]) -> tuple[str, list[Finding]]:
@@ -336,6 +340,8 @@ def _resolve(module_input: ModuleInput, loader: Loader) -> tuple[str, str]:
 
 def _excluded(own: str, module: str, loader: Loader, declared: Declaration) -> bool:
     """Whether vLLM takes a part for excluded. `own`: its module in the checkpoint, `module`: in vLLM."""
+    for part, listed in loader.family.listed_as.items():
+        own, module = own.replace(part, listed), module.replace(part, listed)
     parent = module.rpartition(".")[0]
     shard = f"{parent}.{own.rpartition('.')[2]}"
     if declared.method == "fp8":

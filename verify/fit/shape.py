@@ -267,8 +267,8 @@ def _latent(text: Config, index: int) -> Mla | SparseMla:
         _need(text, "index_head_dim"),
         pool,
         _has_index(text, index),
-        _need(text, "num_attention_heads"),
-        _need(text, "qk_nope_head_dim"),
+        _count(text, "num_attention_heads", 64),
+        _count(text, "qk_nope_head_dim", 128),
         _need(text, "index_topk"),
     )
 

@@ -1,4 +1,4 @@
-"""334 random models and flags over the families that `verify fit` plans, as config.json spells them.
+"""330 random models and flags over the families that `verify fit` plans, as config.json spells them.
 
 Sizes that memory does not look at are small, so that the real classes are built in seconds on the meta device.
 """

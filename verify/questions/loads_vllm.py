@@ -131,6 +131,11 @@ def modules(checkpoint: Checkpoint, runtime: str | None = None) -> dict[str, str
     return {module: word for module, (word, _) in _verdicts(assign(checkpoint, loader)[0], loader)}
 
 
+def homeless(checkpoint: Checkpoint) -> list[str]:
+    """The tensors that no module of vLLM takes."""
+    return [finding.tensor for finding in assign(checkpoint, _loader(checkpoint, None))[1]]
+
+
 def family_of(checkpoint: Checkpoint) -> Family | None:
     kind = checkpoint.config.get("model_type")
     return next((family for family in FAMILIES if kind in family.types), None)

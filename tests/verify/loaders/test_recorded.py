@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,8 @@ def test_what_becomes_of_every_weight_is_what_transformers_did(row: dict[str, An
 @pytest.mark.parametrize("row", ROWS, ids=[f"{row['name']}-{row['profile']}" for row in ROWS])
 def test_every_tensor_has_a_module_of_vllm_where_both_tables_hold_the_architecture(row: dict[str, Any]) -> None:
     checkpoint = checkpoint_of(row, row["config"])
-    checkpoint.tensors = {as_published(name): tensor for name, tensor in checkpoint.tensors.items()}
+    named = [replace(tensor, name=as_published(tensor.name)) for tensor in checkpoint.tensors.values()]
+    checkpoint.tensors = {tensor.name: tensor for tensor in named}
     if loads_vllm.family_of(checkpoint) is None:
         assert row["config"]["model_type"] == "ministral"
         return

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from shardmill.verify.fit.families import with_defaults
 from shardmill.verify.fit.shape import ConfigError, Shape, read_shape
 from shardmill.verify.fit.weights import Headers, WeightBytes, weights_per_rank
 from shardmill.verify.questions.structure import structure_faults
@@ -56,7 +57,8 @@ def read_facts(source: Source) -> Facts:
             "see shardmill verify integrity"
         )
     headers = {name: (tensor.dtype, tensor.shape) for name, tensor in checkpoint.tensors.items()}
-    return Facts(read_shape(_declaring(checkpoint)), headers, _linear_free_heads(checkpoint.config))
+    config = with_defaults(_declaring(checkpoint))
+    return Facts(read_shape(config), headers, _linear_free_heads(config))
 
 
 def _declaring(checkpoint: Checkpoint) -> Mapping[str, Any]:

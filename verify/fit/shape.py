@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from shardmill.verify.fit.cache_dtype import AUTO, declared_dtype
-from shardmill.verify.fit.families import FAMILIES, WITHOUT_HEAD_DIM, why_unknown
+from shardmill.verify.fit.families import FAMILIES, WITHOUT_HEAD_DIM, why_unknown, with_defaults
 
 Config = Mapping[str, Any]
 LAYERS_MAX = 4096
@@ -124,6 +124,7 @@ def read_shape(config: Config) -> Shape:
 
 
 def _read_shape(config: Config) -> Shape:
+    config = with_defaults(config)
     text: Config = config.get("text_config") or config
     unknown = why_unknown(config, text)
     if unknown:
@@ -140,7 +141,7 @@ def _read_shape(config: Config) -> Shape:
         draft_layers=tuple(full[-1:] * drafts),
         hidden=_need(text, "hidden_size"),
         vocab=_need(text, "vocab_size"),
-        max_position=_max_position(text),
+        max_position=_max_position(config, text),
         experts_per_token=_count(text, "num_experts_per_tok"),
         moe_inter=_count(text, "moe_intermediate_size") or _count(text, "intermediate_size"),
         residual_streams=_count(text, "hc_mult", 4) if text.get("mhc") else 1,
@@ -149,20 +150,23 @@ def _read_shape(config: Config) -> Shape:
 
 
 # Kinds of RoPE scaling whose factor does not lengthen max_position_embeddings, which tells the scaled length already.
-UNSCALED_ROPE = ("default", "llama3", "longrope", "su", "mrope", "proportional")
+UNSCALED_ROPE = ("default", "llama3", "longrope", "su", "mrope", "proportional", "yarn", "deepseek_yarn")
 
 
-def _max_position(text: Config) -> int:
-    """The longest context that vLLM serves: max_position_embeddings, or what YaRN and its like make of it."""
+def _max_position(config: Config, text: Config) -> int:
+    """The longest context that vLLM 0.33.0 serves: max_position_embeddings, times a linear or dynamic factor.
+
+    Gemma 3 tells the scaled length. Source: `config/model.py`, `_get_and_verify_max_len`.
+    """
     limit = _count(text, "max_position_embeddings", 1 << 20)
+    if "gemma3" in str(config.get("model_type")):
+        return limit
     rope = text.get("rope_parameters") or text.get("rope_scaling")
     if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
         return limit
     kind, factor = rope.get("rope_type", rope.get("type")), rope.get("factor", 1.0)
     if kind in (None, *UNSCALED_ROPE) or not isinstance(factor, int | float) or not 1 <= factor < SIZE_MAX:
         return limit
-    if kind == "yarn":
-        limit = _count(rope, "original_max_position_embeddings", limit)
     return int(limit * factor)
 
 

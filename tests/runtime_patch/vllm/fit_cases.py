@@ -1,4 +1,4 @@
-"""330 random models and flags over the families that `verify fit` plans, as config.json spells them.
+"""330 random models and flags, and 23 published ones, over the families that `verify fit` plans, as config.json spells them.
 
 Sizes that memory does not look at are small, so that the real classes are built in seconds on the meta device.
 """
@@ -12,6 +12,7 @@ from typing import Any
 
 from shardmill.verify.fit.preset import ROW_BYTES, Preset
 from tests.runtime_patch.vllm.fit_dtypes import dtype_cases
+from tests.runtime_patch.vllm.fit_published import published_cases
 from tests.runtime_patch.vllm.glm_case import glm_config
 
 Config = dict[str, Any]
@@ -371,4 +372,5 @@ def random_case(index: int) -> dict[str, Any]:
 def cases() -> list[dict[str, Any]]:
     count = CASES + EXTRA_CASES + POOLED_CASES
     more = dtype_cases(FAMILIES | EXTRA, tuple(CARDS), count)
-    return [*(random_case(i) for i in range(count)), *more]
+    made = [*(random_case(i) for i in range(count)), *more]
+    return [*made, *published_cases(tuple(CARDS), len(made))]

@@ -97,7 +97,9 @@ class Client:
                 raise UnreachableError(f"{self.url}{path}: {_refusal(error)}", error.code) from None
             except (OSError, http.client.HTTPException, ValueError) as error:
                 why = _reason(error)
-        raise UnreachableError(f"{self.url}{path}: {f'no answer within {seconds:g} s' if deadline.expired else why}")
+        raise UnreachableError(
+            f"{self.url}{path}: {f'no answer within {seconds:g} s' if deadline.expired else why}"
+        )
 
     def get_or_none(self, path: str) -> str | None:
         try:

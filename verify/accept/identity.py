@@ -79,9 +79,7 @@ def ask_identity(
         check_metrics(page, model)
         shown = _cache_flags(page)
     except UnreachableError as error:
-        raise IdentityError(
-            f"{error}; whether speculative decoding is on is read there: try again"
-        ) from None
+        raise IdentityError(f"{error}; whether speculative decoding is on is read there: try again") from None
     except MetricsError as error:
         raise IdentityError(f"{client.url}/metrics: {error}") from None
     return Identity(
@@ -100,7 +98,9 @@ def check_metrics(page: str, model: str) -> None:
     """Raises MetricsError for the metrics of a server that serves other models than this one."""
     names = {s.labels["model_name"] for s in samples(page) if "model_name" in s.labels}
     if names and model not in names:
-        raise MetricsError(f"the page is of {sorted(names)[0]!r:.60}, and {model!r:.60} is what the server names")
+        raise MetricsError(
+            f"the page is of {sorted(names)[0]!r:.60}, and {model!r:.60} is what the server names"
+        )
 
 
 def _version(client: Client) -> str:

@@ -20,9 +20,7 @@ def declared_dtype(config: Mapping[str, Any], text: Mapping[str, Any], latent: b
     if str(top.get("quant_method")).startswith("modelopt"):
         inner = _table(top.get("quantization")) or top
         return _modelopt(inner.get("kv_cache_scheme") or inner.get("kv_cache_quant_algo"))
-    any_part = (
-        top or _table(text.get("quantization_config")) or _table(config.get("compression_config"))
-    )
+    any_part = top or _table(text.get("quantization_config")) or _table(config.get("compression_config"))
     compressed = any_part.get("quant_method") == "compressed-tensors"
     return "fp8" if compressed and any_part.get("kv_cache_scheme") and not latent else AUTO
 

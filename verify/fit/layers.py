@@ -26,7 +26,9 @@ INDEX_PAGE_STATES = {
     120: (64,),
 }  # index entries a page of the paged logits kernel holds, by SM
 
-FLOAT_STATES = ("kimi_linear",)  # vLLM sizes their pages by F32 states, whatever the flag says, and then finds them too small
+FLOAT_STATES = (
+    "kimi_linear",
+)  # vLLM sizes their pages by F32 states, whatever the flag says, and then finds them too small
 
 
 def row_bytes(layer: Mla | SparseMla, preset: Preset) -> int:
@@ -104,8 +106,8 @@ def check_planned(shape: Shape, preset: Preset) -> None:
         )
     if sparse.pool > 1 and preset.sm != 120 and (preset.sm, preset.kv_dtype) != (90, "fp8_ds_mla"):
         raise ConfigError(
-            f"config.json: pooled sparse layers are planned on SM120, and on SM90 with kv_cache_dtype fp8_ds_mla, which "
-            f"vLLM takes with --attention-backend FLASHMLA_SPARSE; here SM{preset.sm} and {preset.kv_dtype!r}"
+            "config.json: pooled sparse layers are planned on SM120, and on SM90 with kv_cache_dtype fp8_ds_mla, "
+            f"which vLLM takes with --attention-backend FLASHMLA_SPARSE; here SM{preset.sm} and {preset.kv_dtype!r}"
         )
     sparse_rows(sparse, preset)
 

@@ -29,7 +29,10 @@ class Rows:
 
 
 def sparse_rows(layer: SparseMla, preset: Preset) -> Rows:
-    """The rows of a layer under a preset whose cache dtype is what vLLM serves. Raises ConfigError where it has none."""
+    """The rows of a layer under a preset whose cache dtype is what vLLM serves.
+
+    Raises ConfigError where vLLM has no kernel.
+    """
     rows = {90: _sm90, 100: _sm100, 120: _sm120}[preset.sm](layer, preset)
     if rows is None:
         raise ConfigError(
@@ -40,7 +43,10 @@ def sparse_rows(layer: SparseMla, preset: Preset) -> Rows:
 
 
 def _sm90(layer: SparseMla, preset: Preset) -> Rows | None:
-    if preset.kv_dtype in ("fp8", "fp8_ds_mla"):  # FlashMLA; pages of 64 rows are whole blocks, unless those are longer
+    if preset.kv_dtype in (
+        "fp8",
+        "fp8_ds_mla",
+    ):  # FlashMLA; pages of 64 rows are whole blocks, unless those are longer
         return Rows(packed=True, page=64 if layer.pool > 1 else 0)
     # FlashAttention, or FlashInfer where the FP8 values are plain.
     return Rows(packed=False, page=1) if preset.kv_dtype in (*FLOATS, "fp8_e4m3") else None
@@ -63,4 +69,6 @@ def _sm100(layer: SparseMla, preset: Preset) -> Rows | None:
 
 def _sm120(layer: SparseMla, preset: Preset) -> Rows | None:
     """FlashInfer's kernel reads packed rows alone; vLLM makes `auto` of it."""
-    return Rows(packed=True, page=64) if preset.kv_dtype in ("auto", "fp8", "fp8_e4m3", "fp8_ds_mla") else None
+    return (
+        Rows(packed=True, page=64) if preset.kv_dtype in ("auto", "fp8", "fp8_e4m3", "fp8_ds_mla") else None
+    )

@@ -238,12 +238,21 @@ FAMILIES: tuple[Family, ...] = (
     _family(
         "gpt_oss",
         rows=(
-            *(Row(f"self_attn.{name}", "attn.qkv_proj", place, "config", "config") for name, place in _QKV.items()),
+            *(
+                Row(f"self_attn.{name}", "attn.qkv_proj", place, "config", "config")
+                for name, place in _QKV.items()
+            ),
             Row("self_attn.o_proj", "attn.o_proj", "", "config", "config"),
             Row("self_attn.sinks", "attn.sinks", "", "raw", "raw"),
             *same("float", "float", "mlp.router"),
-            *(Row(f"mlp.experts.{name}", f"mlp.experts.{module}", "", "config", "config") for name, module in _STACKED),
-            *(Row(f"mlp.experts.{name}_bias", f"mlp.experts.{module}.bias", "", "raw", "raw") for name, module in _STACKED),
+            *(
+                Row(f"mlp.experts.{name}", f"mlp.experts.{module}", "", "config", "config")
+                for name, module in _STACKED
+            ),
+            *(
+                Row(f"mlp.experts.{name}_bias", f"mlp.experts.{module}.bias", "", "raw", "raw")
+                for name, module in _STACKED
+            ),
         ),
         top=(
             Row("lm_head", "lm_head", "", "float", "float"),

@@ -42,7 +42,9 @@ class Family:
     blocks: Mapping[str, str]  # prefix of numbered vision blocks -> vLLM's
     block_rows: tuple[Row, ...]
     dropped: tuple[str, ...] = ()  # prefixes of tensors that the loader passes over
-    listed_as: Mapping[str, str] = field(default_factory=dict)  # part of a module's name -> its name to exclusion lists
+    listed_as: Mapping[str, str] = field(
+        default_factory=dict
+    )  # part of a module's name -> its name to exclusion lists
 
 
 def same(holds: Holds, patched: Holds, *names: str) -> tuple[Row, ...]:

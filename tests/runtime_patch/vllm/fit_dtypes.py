@@ -32,9 +32,7 @@ DECLARED: dict[str, Config] = {
     "compressed-tensors": {
         "quant_method": "compressed-tensors",
         "format": "float-quantized",
-        "config_groups": {
-            "group_0": {"targets": ["Linear"], "weights": GROUP, "input_activations": GROUP}
-        },
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": GROUP, "input_activations": GROUP}},
         "ignore": ["lm_head"],
         "kv_cache_scheme": GROUP,
     },
@@ -45,8 +43,18 @@ def dtype_cases(families: Families, cards: tuple[int, ...], first: int) -> Itera
     """Cases from index `first` on, the same ones every time."""
     asked = [
         *((family, sm, dtype, None) for sm in cards for family in SPARSE for dtype in _sparse_dtypes()),
-        *((family, sm, dtype, None) for sm in cards for family in OTHERS for dtype in ("bfloat16", "fp8_e5m2")),
-        *((family, sm, "auto", of) for sm in cards for family in ("llama", "gemma2", "deepseek_v3") for of in DECLARED),
+        *(
+            (family, sm, dtype, None)
+            for sm in cards
+            for family in OTHERS
+            for dtype in ("bfloat16", "fp8_e5m2")
+        ),
+        *(
+            (family, sm, "auto", of)
+            for sm in cards
+            for family in ("llama", "gemma2", "deepseek_v3")
+            for of in DECLARED
+        ),
         *(("qwen3", sm, "bfloat16", "compressed-tensors") for sm in cards),
     ]
     for index, (family, sm, dtype, declared) in enumerate(asked, first):

@@ -10,7 +10,9 @@ from typing import Any
 
 from shardmill.verify.fit.preset import Preset
 
-CONFIGS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("published_configs.json").read_text())
+CONFIGS: dict[str, dict[str, Any]] = json.loads(
+    Path(__file__).with_name("published_configs.json").read_text()
+)
 LONGEST = 100_000
 
 

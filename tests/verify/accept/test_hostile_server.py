@@ -70,9 +70,9 @@ def test_the_timeout_is_of_the_whole_answer():
 
 
 def test_a_page_that_breaks_off_is_no_page():
-    with server({"/metrics": (200, b"plain 3\n", 10)}) as url:
-        with pytest.raises(UnreachableError, match="ended after 8 bytes, before its end"):
-            client(url).get("/metrics")
+    said = pytest.raises(UnreachableError, match="ended after 8 bytes, before its end")
+    with server({"/metrics": (200, b"plain 3\n", 10)}) as url, said:
+        client(url).get("/metrics")
 
 
 def test_a_server_without_metrics_is_known_by_its_models():
@@ -82,16 +82,16 @@ def test_a_server_without_metrics_is_known_by_its_models():
 
 @pytest.mark.parametrize("page", [(500, b"", 0), (200, DRAFTS, 99)])
 def test_metrics_that_fail_leave_open_whether_a_draft_is_on(page):
-    with server({"/v1/models": (200, MODELS, 0), "/metrics": page}) as url:
-        with pytest.raises(IdentityError, match="whether speculative decoding is on is read there"):
-            ask_identity(client(url))
+    said = pytest.raises(IdentityError, match="whether speculative decoding is on is read there")
+    with server({"/v1/models": (200, MODELS, 0), "/metrics": page}) as url, said:
+        ask_identity(client(url))
 
 
 def test_metrics_of_another_server_are_refused_by_both_names():
     page = b'vllm:num_requests_running{model_name="large"} 0\n'
-    with server({"/v1/models": (200, MODELS, 0), "/metrics": (200, page, 0)}) as url:
-        with pytest.raises(IdentityError, match="metrics: the page is of 'large', and 'small' is what"):
-            ask_identity(client(url))
+    said = pytest.raises(IdentityError, match="metrics: the page is of 'large', and 'small' is what")
+    with server({"/v1/models": (200, MODELS, 0), "/metrics": (200, page, 0)}) as url, said:
+        ask_identity(client(url))
 
 
 def test_only_the_own_models_drafts_are_counted():
@@ -107,9 +107,9 @@ def test_counters_that_do_not_come_are_not_zero():
 @pytest.mark.parametrize("limit", ["1", "-4096", "1e18"])
 def test_a_context_that_no_window_fits_is_refused(limit):
     body = MODELS.replace(b"4096", limit.encode())
-    with server({"/v1/models": (200, body, 0)}) as url:
-        with pytest.raises(IdentityError, match="max_model_len is .*; no window of text fits it"):
-            ask_identity(client(url))
+    said = pytest.raises(IdentityError, match=r"max_model_len is .*; no window of text fits it")
+    with server({"/v1/models": (200, body, 0)}) as url, said:
+        ask_identity(client(url))
 
 
 @pytest.mark.parametrize(

@@ -233,7 +233,9 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "a kind of no kind": (set_(kind="scores"), "'kind': expected"),
     "an id that is a list": (set_(id=["a"]), "'id': expected a text"),
     "a token twice": (
-        lambda row: entries(row)[5].update({f"0{next(iter(entries(row)[5]))}": {"logprob": -9.0, "rank": 30}}),
+        lambda row: entries(row)[5].update(
+            {f"0{next(iter(entries(row)[5]))}": {"logprob": -9.0, "rank": 30}}
+        ),
         "entry 5 shows one token twice",
     ),
     "counters beyond any count": (set_(counters={"drafts": 1e300}), "'counters': expected"),

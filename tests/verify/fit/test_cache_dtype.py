@@ -58,11 +58,15 @@ def test_a_declared_cache_is_planned_as_fp8_unless_a_flag_says_otherwise(name):
 def test_latent_attention_does_not_ask_for_the_scheme_of_compressed_tensors():
     scheme = {"quantization_config": DECLARED["compressed-tensors"]}
     assert read_shape(SPARSE | scheme).cache_dtype == "auto"
-    assert read_shape(SPARSE | {"quantization_config": DECLARED["modelopt, a scheme"]}).cache_dtype == "fp8_e4m3"
+    assert (
+        read_shape(SPARSE | {"quantization_config": DECLARED["modelopt, a scheme"]}).cache_dtype == "fp8_e4m3"
+    )
 
 
 def test_an_nvfp4_cache_is_refused_by_name_unless_a_flag_says_otherwise():
-    shape = read_shape({**GQA, "quantization_config": {"quant_method": "modelopt", "kv_cache_quant_algo": "NVFP4"}})
+    shape = read_shape(
+        {**GQA, "quantization_config": {"quant_method": "modelopt", "kv_cache_quant_algo": "NVFP4"}}
+    )
     with pytest.raises(ConfigError, match="declares a KV cache of nvfp4, which is not planned"):
         check_planned(shape, AUTO)
     check_planned(shape, replace(AUTO, kv_dtype="fp8"))
@@ -90,16 +94,37 @@ def test_what_vllm_has_no_kernel_for_is_refused_by_name(config, flags, why):
 
 _json = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(
-        ["quant_method", "quantization", "kv_cache_scheme", "kv_cache_quant_algo", "num_bits", "type", "dynamic"]
-    ), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    "quant_method",
+                    "quantization",
+                    "kv_cache_scheme",
+                    "kv_cache_quant_algo",
+                    "num_bits",
+                    "type",
+                    "dynamic",
+                ]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
     max_leaves=12,
 )
 
 
-@given(declaration=_json, method=st.sampled_from(["modelopt", "modelopt_fp4", "compressed-tensors", "fp8", 5]))
+@given(
+    declaration=_json, method=st.sampled_from(["modelopt", "modelopt_fp4", "compressed-tensors", "fp8", 5])
+)
 def test_any_declaration_gives_a_dtype(declaration, method):
-    config = {"quantization_config": {**declaration, "quant_method": method} if isinstance(declaration, dict) else declaration}
+    config = {
+        "quantization_config": {**declaration, "quant_method": method}
+        if isinstance(declaration, dict)
+        else declaration
+    }
     assert declared_dtype(config, config, latent=False) in ("auto", "fp8", "fp8_e4m3", "nvfp4")
 
 
@@ -117,6 +142,8 @@ def test_hf_quant_config_speaks_where_config_json_declares_nothing(tmp_path: Pat
 
     before = need()
     (place / "hf_quant_config.json").write_text(
-        json.dumps({"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": []}})
+        json.dumps(
+            {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": []}}
+        )
     )
     assert need() * 2 == before

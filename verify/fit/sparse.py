@@ -14,6 +14,8 @@ from shardmill.verify.fit.shape import ConfigError, SparseMla
 FLOATS = ("auto", "bfloat16")
 FA4_HEADS = (8, 16)  # of a rank, where vLLM prefers FlashAttention 4 on SM10x
 FA4_TOPK_UNIT = 128
+SM120_TOPK = 2048
+ROW_VALUES = (512, 576)  # latent and rotary part together, as the kernels know them
 FLASHINFER_NOPE = (128, 192)  # head sizes without RoPE that FlashInfer's kernel of SM10x takes
 
 
@@ -34,10 +36,10 @@ def sparse_rows(layer: SparseMla, preset: Preset) -> Rows:
     Raises ConfigError where vLLM has no kernel.
     """
     rows = {90: _sm90, 100: _sm100, 120: _sm120}[preset.sm](layer, preset)
-    if rows is None:
+    if rows is None or layer.rank + layer.rope not in ROW_VALUES:
         raise ConfigError(
-            f"kv_cache_dtype {preset.kv_dtype} is not planned for these sparse layers on SM{preset.sm}: "
-            "vLLM 0.33.0 has no attention backend for it"
+            f"kv_cache_dtype {preset.kv_dtype} is not planned for sparse layers of {layer.rank} + {layer.rope} values "
+            f"and index_topk {layer.topk} on SM{preset.sm}: vLLM 0.33.0 has no attention backend for it"
         )
     return rows
 
@@ -68,7 +70,9 @@ def _sm100(layer: SparseMla, preset: Preset) -> Rows | None:
 
 
 def _sm120(layer: SparseMla, preset: Preset) -> Rows | None:
-    """FlashInfer's kernel reads packed rows alone; vLLM makes `auto` of it."""
+    """FlashInfer's kernel reads packed rows of 2,048 chosen tokens alone; vLLM makes FP8 of `auto`."""
+    if layer.topk != SM120_TOPK:
+        return None
     return (
         Rows(packed=True, page=64) if preset.kv_dtype in ("auto", "fp8", "fp8_e4m3", "fp8_ds_mla") else None
     )

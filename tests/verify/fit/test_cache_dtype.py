@@ -82,6 +82,8 @@ def test_glm_moe_dsa_is_served_with_fp8_on_sm100_alone(sm, dtype):
     [
         (SPARSE, {"sm": 120, "kv_dtype": "bfloat16"}, "no attention backend"),
         (SPARSE, {"sm": 90, "kv_dtype": "fp8_e5m2"}, "no attention backend"),
+        (SPARSE | {"index_topk": 512}, {"sm": 120}, "index_topk 512 on SM120"),
+        (SPARSE | {"kv_lora_rank": 256}, {"sm": 100}, "sparse layers of 256 [+] 64 values"),
         (SPARSE | {"index_topk": None}, {"kv_dtype": "fp8_e5m2"}, "no backend for it"),
         (SPARSE, {"rung": "8666"}, "without a rotary part alone"),
     ],

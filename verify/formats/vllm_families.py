@@ -7,6 +7,7 @@ of a row are those of `vllm_modules`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from shardmill.verify.formats.vllm_modules import (
     DEEPSEEK_V3,
@@ -74,8 +75,7 @@ def _family(
     top: tuple[Row, ...] | None = None,
     blocks: Mapping[str, str] | None = None,
     block_rows: tuple[Row, ...] = (),
-    dropped: tuple[str, ...] = (),
-    listed_as: Mapping[str, str] | None = None,
+    **more: Any,
 ) -> Family:
     return Family(
         types=types,
@@ -85,8 +85,7 @@ def _family(
         top_rows=top or _top("model.", "lm_head", "model.", "lm_head"),
         blocks=blocks or {},
         block_rows=block_rows,
-        dropped=dropped,
-        listed_as=listed_as or {},
+        **more,
     )
 
 
@@ -225,6 +224,7 @@ FAMILIES: tuple[Family, ...] = (
             *fused("feed_forward.gate_up_proj", "config", "config", GATE_UP),
             *same("float", "float", "attention_norm", "ffn_norm"),
         ),
+        leaves={"weight_scale_inv": "weight_scale", "activation_scale": "input_scale"},
     ),
     _family(
         "minimax_m2",
@@ -234,6 +234,7 @@ FAMILIES: tuple[Family, ...] = (
             *same("raw", "raw", "block_sparse_moe.e_score_correction_bias"),
         ),
         listed_as={".block_sparse_moe.": ".mlp."},
+        only_with={"block_sparse_moe.e_score_correction_bias": "use_routing_bias"},
     ),
     _family(
         "gpt_oss",
@@ -259,5 +260,6 @@ FAMILIES: tuple[Family, ...] = (
             Row("model.embed_tokens", "model.embedding", "", "float", "float"),
             *same("float", "float", "model.norm"),
         ),
+        bank_biased=True,
     ),
 )

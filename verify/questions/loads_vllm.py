@@ -86,6 +86,7 @@ class Loader:
     declared: Declaration | None
     trunk_layers: int
     excluded: NameList
+    without: frozenset[str] = frozenset()  # rows that this config's model does not have
 
     @property
     def algos(self) -> Mapping[str, tuple[tuple[str, ...], int | None]]:
@@ -118,7 +119,9 @@ def _loader(checkpoint: Checkpoint, runtime: str | None) -> Loader:
     if declared is not None and not _known(declared):
         raise UnaskedError(f"no table of what {NAME} makes of quant_method {declared.method[:60]!r}")
     patched = runtime == "patched" or (runtime is None and _needs_patch(declared))
-    return Loader(family, patched, declared, _trunk_layers(checkpoint), NameList.read(declared))
+    text = checkpoint.config.get("text_config", checkpoint.config)
+    without = frozenset(row for row, key in family.only_with.items() if not text.get(key))
+    return Loader(family, patched, declared, _trunk_layers(checkpoint), NameList.read(declared), without)
 
 
 def _verdicts(takers: list[ModuleInput], loader: Loader) -> Iterator[tuple[str, tuple[str, list[Finding]]]]:
@@ -200,7 +203,7 @@ def assign(checkpoint: Checkpoint, loader: Loader) -> tuple[list[ModuleInput], l
         row, module, layer, own, leaf = found
         holds = row.patched if loader.patched else row.stock
         module_input = takers.setdefault(module, ModuleInput(module, holds, layer=layer))
-        module_input.parts.setdefault(row.place, {})[leaf] = tensor
+        module_input.parts.setdefault(row.place, {})[loader.family.leaves.get(leaf, leaf)] = tensor
         module_input.names[row.place] = own
     order = {
         row.place: place for place, row in enumerate((*loader.family.layer_rows, *loader.family.top_rows))
@@ -230,7 +233,7 @@ def _place(
             number, inner = match.groups()
             expert = _EXPERT.search(inner)
             row = table.get(_EXPERT.sub("#", inner))
-            if row is None:
+            if row is None or row.name in loader.without:
                 return None
             if table is rows and int(number) >= loader.trunk_layers:
                 runtime = loader.family.draft
@@ -294,6 +297,8 @@ def _judge_config(
         surplus = [leaf for leaf in tensors if leaf not in (*leaves, "bias", "input_scale")]
         if lacking or wrong_axes or surplus or _kind(tensors, None) in FLOATS:
             expected = f"{algo}: {', '.join(leaves)}" + (f" of {axes} axes" if axes else "")
+            if _is_biased_bank(module_input, loader, algo):
+                return "refused", [_refuses(module_input, kinds, "a bank of FP8 experts without biases")]
             if _all_floats(kinds) and algo in CAST_SILENTLY:
                 return "garbage", [_garbage(module_input, kinds, expected)]
             return "refused", [_refuses(module_input, kinds, expected)]
@@ -303,6 +308,10 @@ def _judge_config(
     if block is not None and algo in ("fp8", "fp8-grid") and not _divides(module_input, block):
         return "refused", [_refuses(module_input, kinds, f"rows of fused parts in multiples of {block[0]}")]
     return next(iter(kinds.values())), []
+
+
+def _is_biased_bank(module_input: ModuleInput, loader: Loader, algo: str) -> bool:
+    return loader.family.bank_biased and algo in COMPRESSED_ALGOS and ".experts." in module_input.module
 
 
 def _divides(module_input: ModuleInput, block: tuple[int, int]) -> bool:

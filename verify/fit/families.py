@@ -43,6 +43,9 @@ FAMILIES: Mapping[str, Windows] = {
 # Their classes know no head_dim: heads divide the hidden size, whatever config.json says beside.
 WITHOUT_HEAD_DIM = ("qwen2", "qwen2_5_vl", "qwen2_5_vl_text")
 
+# Families whose draft layers were compared too; of others a draft is refused.
+DRAFTED = ("glm5_next", "glm5_next_text", "deepseek_v3", "kimi_k2", "deepseek_v32", "glm_moe_dsa")
+
 # What the class of a family says where config.json is silent; published Gemma 3 models leave most of it out.
 DEFAULTS: Mapping[str, Mapping[str, int]] = {
     "gemma3_text": {

@@ -10,6 +10,7 @@ from dataclasses import replace
 from math import lcm
 
 from shardmill.verify.fit.cache_dtype import AUTO, served_dtype
+from shardmill.verify.fit.families import DRAFTED
 from shardmill.verify.fit.planner import LayerCache, ceil_div
 from shardmill.verify.fit.preset import KV_DTYPES, ROW_BYTES, STATE_BYTES, Preset
 from shardmill.verify.fit.shape import ConfigError, Gqa, Layer, Linear, Mla, Shape, SparseMla
@@ -91,7 +92,14 @@ def check_planned(shape: Shape, preset: Preset) -> None:
         raise ConfigError(
             f"mamba_ssm_cache_dtype bfloat16 is not planned for {shape.model_type}: vLLM 0.33.0 does not start with it"
         )
+    if preset.draft_tokens and not (shape.draft_layers and shape.model_type in DRAFTED):
+        raise ConfigError(
+            f"drafts of {shape.model_type} are not planned: config.json must name num_nextn_predict_layers, and the "
+            f"family be one of {', '.join(DRAFTED)}; ask without the draft"
+        )
     preset = served(shape, preset)
+    if preset.kv_dtype == "fp8_ds_mla" and shape.sparse is None:
+        raise ConfigError("kv_cache_dtype fp8_ds_mla is planned for sparse latent attention alone")
     if preset.kv_dtype == "fp8_e5m2" and any(isinstance(layer, Mla) for layer in shape.layers):
         raise ConfigError(
             "kv_cache_dtype fp8_e5m2 is not planned for latent attention: vLLM 0.33.0 has no backend for it"

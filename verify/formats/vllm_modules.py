@@ -43,7 +43,9 @@ class Family:
     block_rows: tuple[Row, ...]
     dropped: tuple[str, ...] = ()  # prefixes of tensors that the loader passes over
     leaves: Mapping[str, str] = field(default_factory=dict)  # leaf -> the leaf that the loader takes it for
-    only_with: Mapping[str, str] = field(default_factory=dict)  # row -> the key of config.json without which it is not
+    only_with: Mapping[str, str] = field(
+        default_factory=dict
+    )  # row -> the key of config.json without which it is not
     bank_biased: bool = False  # experts have biases, which no FP8 bank of compressed-tensors takes
     listed_as: Mapping[str, str] = field(
         default_factory=dict

@@ -86,9 +86,17 @@ def test_glm_moe_dsa_is_served_with_fp8_on_sm100_alone(sm, dtype):
         (SPARSE | {"kv_lora_rank": 256}, {"sm": 100}, "sparse layers of 256 [+] 64 values"),
         (SPARSE | {"index_topk": None}, {"kv_dtype": "fp8_e5m2"}, "no backend for it"),
         (SPARSE, {"rung": "8666"}, "without a rotary part alone"),
+        (GQA, {"kv_dtype": "fp8_ds_mla"}, "for sparse latent attention alone"),
+        (GQA, {"draft_tokens": 1}, "drafts of llama are not planned"),
+        (SPARSE, {"draft_tokens": 1}, "must name num_nextn_predict_layers"),
+        (
+            GQA | {"model_type": "glm4_moe", "num_nextn_predict_layers": 1},
+            {"draft_tokens": 1},
+            "drafts of glm4_moe",
+        ),
     ],
 )
-def test_what_vllm_has_no_kernel_for_is_refused_by_name(config, flags, why):
+def test_what_is_not_planned_is_refused_by_name(config, flags, why):
     shape, preset = read_shape(config), replace(AUTO, **flags)
     with pytest.raises(ConfigError, match=why):
         check_planned(shape, preset)

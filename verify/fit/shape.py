@@ -158,7 +158,7 @@ def _max_position(config: Config, text: Config) -> int:
 
     Gemma 3 tells the scaled length. Source: `config/model.py`, `_get_and_verify_max_len`.
     """
-    limit = _count(text, "max_position_embeddings", 1 << 20)
+    limit = _count(text, "max_position_embeddings", _count(text, "model_max_length", 1 << 20))
     if "gemma3" in str(config.get("model_type")):
         return limit
     rope = text.get("rope_parameters") or text.get("rope_scaling")

@@ -1,4 +1,4 @@
-"""The real transformers 5.24 does with 42 random models, built afresh by both profiles, what `verify loads` says of them.
+"""The real transformers 5.24 does with 42 random models, built afresh by both profiles, what `verify loads` says.
 
 Needs the extra `loaders`: `make loaders-test`.
 """

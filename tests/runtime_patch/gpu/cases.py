@@ -47,6 +47,9 @@ class Case:
     engine: dict[str, Any] = field(default_factory=dict)
     ordered: bool = True
     trace: bool = False  # asks which module gives other bits for the same input (trace.py), and nothing else
+    sleep: int = 0  # put to sleep at this level and woken before it is asked
+    audit: int = 0  # MiB: the indexer's choice is compared with its choice at this budget (audit.py)
+    latents: bool = False  # keeps latents and queries of its attention (latents.py)
     refused: str = ""  # what the start is refused with
 
 
@@ -83,7 +86,9 @@ CASES: dict[str, Case] = {
     "child 6666f-stock": Case("child", environ=kvq(TILES="6666f", SCALES="stock")),
     "child 8666, graphs": Case("child", environ=kvq(TILES="8666"), engine=GRAPH),
     "child, graphs, MTP": Case("child", engine=GRAPH | MTP),
-    "child 6666, sleep": Case("child", environ=kvq(TILES="6666"), engine={"enable_sleep_mode": True}),
+    "child 6666, sleep": Case("child", environ=kvq(TILES="6666"), engine={"enable_sleep_mode": True}, sleep=1),
+    "child 6666, sleep 2": Case("child", environ=kvq(TILES="6666"), engine={"enable_sleep_mode": True}, sleep=2),
+    "child, audited": Case("child", audit=6, latents=True),
     "parent, unordered": Case("parent", plugin=False, ordered=False),
     "parent again, unordered": Case("parent", plugin=False, ordered=False),
     "child, no prefix cache": Case("child", engine={"enable_prefix_caching": False}),
@@ -154,5 +159,7 @@ PAIRS: tuple[Pair, ...] = (
     Pair("child", "child, chunks of 1024", "report", "chunked prefill at another length"),
     Pair("child", "child, no prefix cache", "bits", "prefix caching off"),
     Pair("child 6666", "child 6666, sleep", "bits", "asleep at level 1 and awake again"),
+    Pair("child 6666", "child 6666, sleep 2", "bits", "asleep at level 2, weights loaded again"),
+    Pair("child", "child, audited", "bits", "watched, the child answers the same"),
     Pair("child", "child, FlashKDA", "report", "the other KDA prefill"),
 )

@@ -21,10 +21,13 @@ import random
 import sys
 import time
 import traceback
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tests.runtime_patch.gpu.audit import install
 from tests.runtime_patch.gpu.cases import BASE, CASES
+from tests.runtime_patch.gpu.latents import Latents
 from tests.runtime_patch.gpu.trace import trace
 
 faulthandler.enable()
@@ -86,11 +89,24 @@ def _plain(entry: Any) -> dict[str, float]:
     return {str(token): round(value.logprob, 6) for token, value in entry.items()}
 
 
+def model_of(llm: Any) -> Any:
+    return llm.llm_engine.model_executor.driver_worker.worker.model_runner.model
+
+
+def slept(llm: Any, level: int) -> None:
+    """Asleep and awake again. Level 2 throws the weights away, so they are loaded again."""
+    llm.sleep(level=level)
+    if level == 1:
+        return llm.wake_up()
+    llm.wake_up(tags=["weights"])
+    llm.collective_rpc("reload_weights")
+    return llm.wake_up(tags=["kv_cache"])
+
+
 def seams(llm: Any) -> dict[str, list[str]]:
     """What stands at the plugin's hooks: attention with its rows, the indexer, the FP8 kernels."""
-    model = llm.llm_engine.model_executor.driver_worker.worker.model_runner.model
     found: dict[str, set[str]] = {}
-    for module in model.modules():
+    for module in model_of(llm).modules():
         if hasattr(module, "impl") and hasattr(module, "attn_backend"):
             rows = getattr(getattr(module.impl, "layout", None), "tag", "stock rows")
             found.setdefault("attention", set()).add(f"{type(module.impl).__name__} {rows}")
@@ -143,18 +159,24 @@ def main(name: str, checkpoints: Path, out: Path) -> int:
         use_reference_mhc()
         if case.ordered:
             order_selection()
+        audit = install(case.audit << 20) if case.audit else None
         folder = checkpoints / case.checkpoint
         engine = BASE | case.engine
         llm = LLM(model=str(folder), **engine)
         note("engine up")
-        if engine.get("enable_sleep_mode"):
-            llm.sleep(level=1)
-            llm.wake_up()
+        if case.sleep:
+            slept(llm, case.sleep)
+        kept = Latents(model_of(llm)) if case.latents else None
         if case.trace:
             answer["trace"] = trace(llm, prompts(1024)[1][:1024])
             note(answer["trace"])
         vocabulary = json.loads((folder / "config.json").read_text())["text_config"]["vocab_size"]
         answer |= {} if case.trace else questions(llm, vocabulary, "speculative_config" in engine)
+        if audit:
+            answer["audit"] = asdict(audit)
+            note(answer["audit"])
+        if kept:
+            answer["latents"] = kept.save(out.with_suffix(".npz"))
         answer["seams"] = seams(llm)
         answer["peak_mib"] = torch.cuda.max_memory_allocated() >> 20
         answer["plugin"] = "shardmill.runtime_patch.plugin" in sys.modules

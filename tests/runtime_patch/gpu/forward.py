@@ -56,6 +56,7 @@ def environment(work: Path, leading: list[str]) -> dict[str, str]:
         "VLLM_CACHE_ROOT": str(cache),
         "TRITON_CACHE_DIR": str(cache / "triton"),
         "DG_JIT_CACHE_DIR": str(cache / "dg"),
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",

@@ -5,11 +5,9 @@
 Questions: `short`, sixteen prompts of 160 tokens and two shorter ones, scored and continued; `long`, one of 9,000
 tokens, beyond the indexer's 2,048 and a block of the cache and prefilled in chunks, scored and continued; `again`, it
 once more, now from the prefix cache; `four`, four requests at once, one of them long; `alone`, the short three of
-those, one after the other.
+those, one after the other; `pictures`, where the case allows them, four drawn pictures in a prompt each, scored.
 
-**Ordered.** vLLM's top-k kernels write the selected rows in whatever order their threads finish, and attention sums
-in that order: two runs of one prompt beyond 2,048 tokens differ in last bits. With `ordered` the selection, still
-vLLM's own, is sorted before it is expanded to tokens. Nothing else is changed.
+What is changed inside vLLM, and why, is in inside.py.
 """
 
 from __future__ import annotations
@@ -25,6 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tests.runtime_patch.gpu import inside
 from tests.runtime_patch.gpu.audit import install
 from tests.runtime_patch.gpu.cases import BASE, CASES
 from tests.runtime_patch.gpu.latents import Latents
@@ -36,31 +35,6 @@ SHORT, LONG, NEW = [160] * 16 + [5, 37], 9000, 16
 
 def note(*words: Any) -> None:
     print(f"[{time.perf_counter():7.1f}]", *words, flush=True)
-
-
-def use_reference_mhc() -> None:
-    """mHC by vLLM's own torch reference where tilelang is not installed."""
-    import vllm.model_executor.layers.mhc as mhc
-
-    if mhc.HAS_TILELANG_MHC:
-        return note("mHC: tilelang")
-    for cls in (mhc.MHCPreOp, mhc.MHCPreDelayedOp, mhc.MHCPostOp, mhc.MHCFusedPostPreOp):
-        cls.forward_cuda = cls.forward_hip
-    return note("mHC: torch reference")
-
-
-def order_selection() -> None:
-    import torch
-    from vllm.models.glm5next.nvidia.ops import kpool_compress
-
-    original = kpool_compress.expand_pools_and_append_tail
-
-    def ordered(pools: Any, lengths: Any, kpool: int) -> Any:
-        last = torch.iinfo(pools.dtype).max
-        found = torch.where(pools < 0, last, pools).sort(dim=-1).values
-        return original(torch.where(found == last, -1, found), lengths, kpool)
-
-    kpool_compress.expand_pools_and_append_tail = ordered
 
 
 def prompts(vocabulary: int) -> tuple[list[list[int]], list[int]]:
@@ -147,21 +121,44 @@ def questions(llm: Any, vocabulary: int, drafts: bool) -> dict[str, Any]:
     return answer
 
 
+def pictures(llm: Any, folder: Path) -> list[dict[str, Any]]:
+    """Four drawn pictures, each within a prompt of words, scored and continued: the vision tower's share of a forward."""
+    import numpy as np
+    from PIL import Image
+    from vllm import SamplingParams
+
+    words = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
+    number = {entry["content"]: entry["id"] for entry in words}
+    scored = SamplingParams(
+        temperature=0.0, max_tokens=NEW, ignore_eos=True, detokenize=False, logprobs=10, prompt_logprobs=20
+    )
+    draw, rng = random.Random(6), np.random.default_rng(6)
+    asked = []
+    for _ in range(4):
+        squares = rng.integers(0, 256, (10, 14, 3), dtype=np.uint8).repeat(28, 0).repeat(28, 1)
+        before, after = ([draw.randrange(300, 1024) for _ in range(n)] for n in (20, 100))
+        middle = [number[f"<|{name}|>"] for name in ("begin_of_image", "image", "end_of_image")]
+        picture = {"image": Image.fromarray(squares)}
+        asked.append({"prompt_token_ids": [*before, *middle, *after], "multi_modal_data": picture})
+    return answers(llm.generate(asked, scored, use_tqdm=False))
+
+
 def main(name: str, checkpoints: Path, out: Path) -> int:
     case = CASES[name]
     os.environ.update(case.environ)
-    os.environ["VLLM_PLUGINS"] = "shardmill" if case.plugin else ""
+    os.environ["VLLM_PLUGINS"] = "harness,shardmill" if case.plugin else "harness"
+    os.environ[inside.ORDERED] = str(int(case.ordered))
     answer: dict[str, Any] = {"case": name}
     try:
         import torch
         from vllm import LLM
 
-        use_reference_mhc()
-        if case.ordered:
-            order_selection()
+        inside.prepare()
         audit = install(case.audit << 20) if case.audit else None
         folder = checkpoints / case.checkpoint
         engine = BASE | case.engine
+        if case.ranks > 1:
+            engine |= {"tensor_parallel_size": case.ranks, "disable_custom_all_reduce": True}
         llm = LLM(model=str(folder), **engine)
         note("engine up")
         if case.sleep:
@@ -177,7 +174,10 @@ def main(name: str, checkpoints: Path, out: Path) -> int:
             note(answer["audit"])
         if kept:
             answer["latents"] = kept.save(out.with_suffix(".npz"))
-        answer["seams"] = seams(llm)
+        if case.pictures:
+            answer["pictures"] = pictures(llm, folder)
+        if case.ranks == 1:
+            answer["seams"] = seams(llm)
         answer["peak_mib"] = torch.cuda.max_memory_allocated() >> 20
         answer["plugin"] = "shardmill.runtime_patch.plugin" in sys.modules
         answer["patches"] = (

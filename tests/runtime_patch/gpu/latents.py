@@ -11,35 +11,27 @@ TOKENS, QUERIES = 512, 32
 
 
 class Latents:
-    """Of each MLA layer the latents of the first long batch, f32 [TOKENS, 512], and queries [QUERIES, heads, 512]."""
+    """Of each MLA layer the latents of the last long batch, f32 [TOKENS, 512], and queries [QUERIES, heads, 512]."""
 
     def __init__(self, model: Any) -> None:
         self.latents: dict[str, Any] = {}
         self.queries: dict[str, Any] = {}
         for name, module in model.named_modules():
-            if name.endswith("kv_a_layernorm"):
-                module.register_forward_hook(self._noting(name.removesuffix(".kv_a_layernorm")))
-            if hasattr(getattr(module, "impl", None), "forward_mqa"):
-                self._wrap(name, module.impl)
+            impl = getattr(module, "impl", None)
+            if hasattr(impl, "forward_mqa"):
+                impl.do_kv_cache_update = self._noting(self.latents, name, impl.do_kv_cache_update, slice(TOKENS))
+                impl.forward_mqa = self._noting(
+                    self.queries, name, impl.forward_mqa, slice(TOKENS - QUERIES, TOKENS)
+                )
 
-    def _noting(self, name: str) -> Any:
-        def note(module: Any, inputs: Any, output: Any) -> None:
-            if output.shape[0] >= TOKENS and name not in self.latents:
-                self.latents[name] = output[:TOKENS].detach().float().cpu().numpy()
+    def _noting(self, kept: dict[str, Any], name: str, original: Any, part: slice) -> Any:
+        def note(first: Any, *rest: Any, **named: Any) -> Any:
+            content = first[0] if isinstance(first, tuple) else first
+            if content.shape[0] >= TOKENS:  # the last long batch is kept: one request's own
+                kept[name] = content[part][..., :512].detach().float().cpu().numpy()
+            return original(first, *rest, **named)
 
         return note
-
-    def _wrap(self, name: str, impl: Any) -> None:
-        original = impl.forward_mqa
-
-        def forward_mqa(q: Any, *rest: Any, **named: Any) -> Any:
-            content = q[0] if isinstance(q, tuple) else q
-            if content.shape[0] >= TOKENS and name not in self.queries:
-                kept = content[TOKENS - QUERIES : TOKENS, :, :512]
-                self.queries[name] = kept.detach().float().cpu().numpy()
-            return original(q, *rest, **named)
-
-        impl.forward_mqa = forward_mqa
 
     def save(self, path: Path) -> list[str]:
         """One .npz: `latents/layer` and `queries/layer`, f16; the names kept."""

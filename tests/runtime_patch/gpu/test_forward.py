@@ -20,7 +20,7 @@ def test_every_pair_names_two_cases():
     """A pair compares cases of the table, a floor has its limit, and what starts is compared or traced."""
     for pair in cases.PAIRS:
         assert {pair.base, pair.test} <= set(cases.CASES)
-        assert (pair.law == "floor") == (pair.least > 0)
+        assert (pair.law in ("floor", "until")) == (pair.least > 0)
     used = {name for pair in cases.PAIRS for name in (pair.base, pair.test)}
     assert {n for n, c in cases.CASES.items() if not (c.refused or c.trace)} == used
 
@@ -48,6 +48,37 @@ def test_equal_answers_are_equal_bit_for_bit():
     assert found.first_position == 3
     pair = cases.Pair("a", "b", "bits", "")
     assert judge.holds(pair, {"short": found}) is False
+
+
+def test_a_difference_before_the_named_position_breaks_the_law():
+    """`until` asks for equal bits before a position, and lets what follows be."""
+    one = answer([1], [[0.5, 0.3, 0.2]] * 9)
+    other = json.loads(json.dumps(one))
+    other["prompt_logprobs"][6]["0"] += 1e-3
+    found = {"long": judge.compare({"long": [one]}, {"long": [other]}, "long")}
+    assert judge.holds(cases.Pair("a", "b", "until", "", least=6), found) is True
+    assert judge.holds(cases.Pair("a", "b", "until", "", least=7), found) is False
+    same = {"long": judge.compare({"long": [one]}, {"long": [one]}, "long")}
+    assert judge.holds(cases.Pair("a", "b", "until", "", least=7), same) is True
+
+
+def test_cases_go_to_the_card_with_room():
+    """The emptiest card is taken, a held card never, and two ranks want two cards."""
+    assert forward.free_cards(1, [2, 1], 3, held=False) == (1,)
+    assert forward.free_cards(1, [0, 3], 3, held=True) is None
+    assert forward.free_cards(1, [0, 3], 3, held=False) == (0,)
+    assert forward.free_cards(2, [3, 3], 3, held=False) == (0, 1)
+    assert forward.free_cards(2, [0], 3, held=False) is None
+    assert forward.free_cards(2, [6, 0], 3, held=False) is None
+
+
+def test_a_parent_gets_the_processor_of_its_own_patches(tmp_path):
+    """The picture processor takes the tower's patch size, not the real model's."""
+    vision = {"patch_size": 7, "temporal_patch_size": 2, "spatial_merge_size": 2}
+    (tmp_path / "config.json").write_text(json.dumps({"vision_config": vision}))
+    toy.add_processor(tmp_path)
+    said = json.loads((tmp_path / "processor_config.json").read_text())["image_processor"]
+    assert (said["patch_size"], said["merge_size"], said["max_image_tokens"]) == (7, 2, 256)
 
 
 def test_agreement_and_divergence_are_counted():

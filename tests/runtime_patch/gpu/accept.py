@@ -99,7 +99,9 @@ def wait(process: subprocess.Popen[bytes], port: int) -> bool:
     return False
 
 
-def shardmill(environ: dict[str, str], *words: object) -> tuple[int, str]:
+def shardmill(work: Path, *words: object) -> tuple[int, str]:
+    """The command of this checkout: the serving wheel on the servers' path has no judge."""
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(REPOSITORY / "src"), str(work / "site")])}
     program = "from shardmill.pipeline.commands.main import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", program, *map(str, words)],
@@ -112,7 +114,7 @@ def shardmill(environ: dict[str, str], *words: object) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def record(name: str, port: int, work: Path, environ: dict[str, str]) -> str:
+def record(name: str, port: int, work: Path) -> str:
     """The runs of one server; what failed, in words."""
     said = ""
     for again in ("", "-again") if name in TWICE else ("",):
@@ -121,7 +123,7 @@ def record(name: str, port: int, work: Path, environ: dict[str, str]) -> str:
         words += ["--protocol", work / "accept" / "forward.toml", "--only", "score"]
         words += ["--checkpoint", work / "toys" / SERVERS[name][0]]
         rung = SERVERS[name][3]
-        code, text = shardmill(environ, *words, *(("--rung", rung) if rung else ()))
+        code, text = shardmill(work, *words, *(("--rung", rung) if rung else ()))
         said += f"{name}{again}: {code} {text[-400:]}\n"
     return said
 
@@ -145,26 +147,27 @@ def main(work: Path, out: Path) -> int:
             running = [name for name in servers if up[name]]
             words = ["verify", "accept", "freeze", f"http://127.0.0.1:{ports[running[0]]}"]
             words += ["--protocol", str(folder / "forward.toml"), "-o", str(folder / "tokens.json")]
-            print(*shardmill(environ, *words), flush=True)
-            for said in pool.map(lambda n: record(n, ports[n], work, environ), running):
+            print(*shardmill(work, *words), flush=True)
+            for said in pool.map(lambda n: record(n, ports[n], work), running):
                 print(said, flush=True)
     finally:
         for process in servers.values():
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-    return judge(folder, environ, out)
+    return judge(work, out)
 
 
-def judge(folder: Path, environ: dict[str, str], out: Path) -> int:
+def judge(work: Path, out: Path) -> int:
+    folder = work / "accept"
     verdicts: dict[str, Any] = {}
     for base, test in PAIRS:
         runs = folder / "runs"
         words: list[object] = ["verify", "accept", "compare", runs / base, runs / test]
         words += ["--noise", runs / f"{base}-again", "--tokens", folder / "tokens.json"]
         words += ["--protocol", folder / "forward.toml"]
-        code, text = shardmill(environ, *words)
+        code, text = shardmill(work, *words)
         print(f"== {base} | {test}: exit code {code}\n{text}", flush=True)
-        _, said = shardmill(environ, *words, "--json")
+        _, said = shardmill(work, *words, "--json")
         verdicts[f"{base} | {test}"] = {"code": code, "text": text, "json": said}
     out.write_text(json.dumps(verdicts, indent=1))
     return 0

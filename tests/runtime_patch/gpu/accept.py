@@ -65,7 +65,7 @@ def flags() -> list[str]:
         if name == "skip_tokenizer_init":
             continue
         if isinstance(value, bool):
-            words.append(f"--{flag}" if value else f"--no-{flag}")
+            words.append(f"--{flag}" if value else f"--disable-{flag.removeprefix('enable-')}")
         else:
             words += [f"--{flag}", json.dumps(value) if isinstance(value, dict) else str(value)]
     return words

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import importlib.util
+import lzma
 import shutil
 import struct
 import subprocess
@@ -44,7 +45,7 @@ PACKAGES = """
     distro fastapi httpx2 ijson jiter jsonschema jsonschema-specifications lark llguidance loguru msgspec nvtx openai
     orjson oss-harmony partial-json-parser prometheus-fastapi-instrumentator pybase64 pydantic pydantic-core
     python-json-logger pyzmq referencing rpds-py setproctitle sniffio starlette typing-extensions typing-inspection
-    xgrammar
+    uvicorn watchfiles xgrammar
 """
 MAGIC = 0xBA55ED50
 
@@ -87,8 +88,12 @@ def narrowed(library: Path) -> bytes:
     return bytes(image)
 
 
+# Branch targets of machine code as absolute addresses pack 2 % smaller; it costs text nothing.
+FILTERS = [{"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": 6}]
+
+
 def archive(folder: Path, out: Path) -> None:
-    with tarfile.open(out, "w:xz", preset=6) as tar:
+    with lzma.open(out, "wb", filters=FILTERS) as stream, tarfile.open(fileobj=stream, mode="w") as tar:
         for path in sorted(folder.rglob("*")):
             if path.is_file():
                 tar.add(path, path.relative_to(folder))

@@ -228,7 +228,9 @@ def e8m0_row(
             if best is not None:
                 item = f"{name}, {label}, {best.to_json()}"
                 got = N * K / C / rows[best]
-                yield Row(item, got, "of N*K/C", must if early else 0, stretch if early else 0, rows[best] * 1e6)
+                yield Row(
+                    item, got, "of N*K/C", must if early else 0, stretch if early else 0, rows[best] * 1e6
+                )
     yield Row(f"{name}, E8M0 against f32 scales: equal bits", float(equal), "(1: equal)", 1, 1, math.nan)
 
 

@@ -266,7 +266,11 @@ def check_e8m0() -> list[str]:
         hows += [Decode(1, 4, 4), Decode(2, 4, 2, early=True)] if M <= 8 else []
         for how in hows:
             plain = block_gemm.gemm(x, wide[0], w, wide[1], (32, 32), how=how)
-            for x_scale, w_scale in ((wide[0], of_w), (of_x, wide[1]), (of_x, of_w.view(torch.float8_e8m0fnu))):
+            for x_scale, w_scale in (
+                (wide[0], of_w),
+                (of_x, wide[1]),
+                (of_x, of_w.view(torch.float8_e8m0fnu)),
+            ):
                 out = block_gemm.gemm(x, x_scale, w, w_scale, (32, 32), how=how)
                 if not torch.equal(out.view(torch.int16), plain.view(torch.int16)):
                     failures.append(f"E8M0 GEMM M={M} N={N} K={K} {how}: other bits than with f32 scales")

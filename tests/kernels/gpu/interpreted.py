@@ -98,8 +98,12 @@ def check_quantize() -> None:
 
 def check_e8m0() -> None:
     """E8M0 scales, the least, the largest and NaN among them, become the f32 of the same value; equal bits."""
-    x, x_scale = block_gemm.quantize(torch.from_numpy(bf16_to_f32(testing.random_rows(3, 2))[:, :96]).clamp(-9, 9), 32)
-    w = torch.from_numpy(np.random.default_rng(2).integers(0, 0x70, (34, 96), np.uint8)).view(torch.float8_e4m3fn)
+    x, x_scale = block_gemm.quantize(
+        torch.from_numpy(bf16_to_f32(testing.random_rows(3, 2))[:, :96]).clamp(-9, 9), 32
+    )
+    w = torch.from_numpy(np.random.default_rng(2).integers(0, 0x70, (34, 96), np.uint8)).view(
+        torch.float8_e4m3fn
+    )
     byte = torch.tensor([[0, 1, 127], [130, 200, 120]], dtype=torch.uint8)
     wide = torch.from_numpy(np.ldexp(np.float32(1), byte.numpy().astype(np.int32) - 127))
     how = Gemv(2, 64, 2)

@@ -133,14 +133,19 @@ def costs(path: Path) -> dict[str, str]:
     """Microseconds of restaging one request's rows, by tag."""
     rows = json.loads(path.read_text())["rows"]
     found = {row["item"]: row["got"] for row in rows}
-    return {tag: f"{found[i]:.1f} us" for tag in ROWS_OF for i in found if i == f"restage {tag}, 1 request(s)"}
+    return {
+        tag: f"{found[i]:.1f} us" for tag in ROWS_OF for i in found if i == f"restage {tag}, 1 request(s)"
+    }
 
 
 def table(latents: Path | None = None, bench: Path | None = None) -> str:
     layers = served(latents) if latents else []
     took = costs(bench) if bench else {}
     kinds = [*distributions.KINDS, *(["the toy's own forward"] if layers else [])]
-    lines = [f"| row | bytes | how it is read | {' | '.join(kinds)} |", "|---|---:|---|" + "---:|" * len(kinds)]
+    lines = [
+        f"| row | bytes | how it is read | {' | '.join(kinds)} |",
+        "|---|---:|---|" + "---:|" * len(kinds),
+    ]
     for name, (size, how, stored) in ROWS_OF.items():
         cells = [cell(ratios(stored, kind)) for kind in distributions.KINDS]
         if layers:

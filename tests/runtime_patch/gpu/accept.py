@@ -46,7 +46,13 @@ PAIRS = (
 
 def protocol() -> str:
     draw = random.Random(16)
-    lines = ['name = "forward"', 'summary = "80 documents of drawn words"', "seed = 16", "[scoring]", "top_k = 20"]
+    lines = [
+        'name = "forward"',
+        'summary = "80 documents of drawn words"',
+        "seed = 16",
+        "[scoring]",
+        "top_k = 20",
+    ]
     lines += ["window_tokens = 2048", "skip_tokens = 4", "confident = 0.9"]
     for metric, bound in (("top1_agreement", "at_least = 0.95"), ("mean_kl", "at_most = 0.05")):
         lines += ["[[gates]]", f'metric = "{metric}"', bound]
@@ -79,7 +85,13 @@ def start(name: str, port: int, work: Path, environ: dict[str, str], device: str
         inside.ORDERED: "1",
         "CUDA_VISIBLE_DEVICES": device,
     }
-    words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(work / "toys" / folder)]
+    words = [
+        sys.executable,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        str(work / "toys" / folder),
+    ]
     words += ["--served-model-name", "toy", "--host", "127.0.0.1", "--port", str(port), *flags()]
     log = (work / "accept" / f"{name}.log").open("w")
     environ = environ | own | variables
@@ -119,7 +131,12 @@ def record(name: str, port: int, work: Path) -> str:
     said = ""
     for again in ("", "-again") if name in TWICE else ("",):
         words: list[object] = ["verify", "accept", "record", f"http://127.0.0.1:{port}"]
-        words += ["-o", work / "accept" / "runs" / f"{name}{again}", "--tokens", work / "accept" / "tokens.json"]
+        words += [
+            "-o",
+            work / "accept" / "runs" / f"{name}{again}",
+            "--tokens",
+            work / "accept" / "tokens.json",
+        ]
         words += ["--protocol", work / "accept" / "forward.toml", "--only", "score"]
         words += ["--checkpoint", work / "toys" / SERVERS[name][0]]
         rung = SERVERS[name][3]

@@ -50,9 +50,7 @@ def install(budget_bytes: int) -> Audit:
     return found
 
 
-def _scores(
-    op: Any, chunk: Any, q: Any, weights: Any, starts: Any, ends: Any, k: int
-) -> Any:
+def _scores(op: Any, chunk: Any, q: Any, weights: Any, starts: Any, ends: Any, k: int) -> Any:
     """(first pool, f32 [rows, pools]) of each tile at the indexer's budget; what a row may not see is -inf."""
     import torch
 
@@ -67,7 +65,9 @@ def _scores(
         gathered=op.pools_max,
         budget_bytes=op.budget_bytes,
     )
-    request = torch.searchsorted(chunk.local_cu_seq_lens[1:], starts, right=True).clamp_max(chunk.num_reqs - 1)
+    request = torch.searchsorted(chunk.local_cu_seq_lens[1:], starts, right=True).clamp_max(
+        chunk.num_reqs - 1
+    )
     for first, keys, scales, offsets in indexer._gathered_tiles(op, chunk, plan):
         lengths = (ends - starts - first).clamp(0, plan.pools)
         parts = []
@@ -76,7 +76,9 @@ def _scores(
             begins = offsets[request[part]]
             scores = indexer._logits(q[part], keys, scales, weights[part], begins, lengths[part], plan.pools)
             columns = torch.arange(scores.shape[1], device=q.device)
-            parts.append(scores.masked_fill(columns >= lengths[part][:, None], float("-inf"))[:, : plan.pools])
+            parts.append(
+                scores.masked_fill(columns >= lengths[part][:, None], float("-inf"))[:, : plan.pools]
+            )
         yield first, torch.cat(parts)
 
 

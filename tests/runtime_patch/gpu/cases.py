@@ -94,8 +94,12 @@ CASES: dict[str, Case] = {
     "child 6666f-stock": Case("child", environ=kvq(TILES="6666f", SCALES="stock")),
     "child 8666, graphs": Case("child", environ=kvq(TILES="8666"), engine=GRAPH),
     "child, graphs, MTP": Case("child", engine=GRAPH | MTP),
-    "child 6666, sleep": Case("child", environ=kvq(TILES="6666"), engine={"enable_sleep_mode": True}, sleep=1),
-    "child 6666, sleep 2": Case("child", environ=kvq(TILES="6666"), engine={"enable_sleep_mode": True}, sleep=2),
+    "child 6666, sleep": Case(
+        "child", environ=kvq(TILES="6666"), engine={"enable_sleep_mode": True}, sleep=1
+    ),
+    "child 6666, sleep 2": Case(
+        "child", environ=kvq(TILES="6666"), engine={"enable_sleep_mode": True}, sleep=2
+    ),
     "child, audited": Case("child", audit=6, latents=True),
     "parent, unordered": Case("parent", plugin=False, ordered=False),
     "parent again, unordered": Case("parent", plugin=False, ordered=False),
@@ -181,13 +185,20 @@ PAIRS: tuple[Pair, ...] = (
         "prefix caching off: the scheduler then does not end a chunk at the last block's end, so the last batch differs",
         least=8192,
     ),
-    Pair("child, unordered", "child again, unordered", "report", "without the sort: ours writes pools in order"),
+    Pair(
+        "child, unordered", "child again, unordered", "report", "without the sort: ours writes pools in order"
+    ),
     Pair("child", "child, unordered", "report", "the sort itself: ours writes pools in order"),
     Pair("child 6666", "child 6666, sleep", "bits", "asleep at level 1 and awake again"),
     Pair("child 6666", "child 6666, sleep 2", "bits", "asleep at level 2, weights loaded again"),
     Pair("child", "child, audited", "bits", "watched, the child answers the same"),
     Pair("parent, pictures", "parent, one bit, pictures", "report", "the floor of prompts with a picture"),
-    Pair("parent, pictures", "decoded child, pictures", "report", "the vision tower's and the rest's weights alone"),
+    Pair(
+        "parent, pictures",
+        "decoded child, pictures",
+        "report",
+        "the vision tower's and the rest's weights alone",
+    ),
     Pair("parent, pictures", "child, pictures", "report", "the vision tower in FP8 too"),
     Pair("child", "child, two ranks", "report", "sums are taken in two halves"),
     Pair("child, two ranks", "child again, two ranks", "bits", "two ranks repeat themselves"),

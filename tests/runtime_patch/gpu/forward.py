@@ -213,7 +213,10 @@ def run(
                 load[card] -= 1
             said = one.log.read_text(errors="replace").splitlines()
             last = [line for line in said if "RESULT" in line or "Error" in line][-1:]
-            print(f"{time.monotonic() - one.begun:5.0f} s  {name}: rc {one.process.returncode} {last}", flush=True)
+            print(
+                f"{time.monotonic() - one.begun:5.0f} s  {name}: rc {one.process.returncode} {last}",
+                flush=True,
+            )
         if not running and time.monotonic() >= ends - ENDS_SECONDS:
             return
         time.sleep(0.5)
@@ -226,7 +229,9 @@ def main() -> int:
     parser.add_argument("--parts", type=Path, help="vLLM's packed parts (pack.py), where it is not installed")
     parser.add_argument("--work", type=Path, default=REPOSITORY / "build" / "gpu-forward")
     parser.add_argument("--jobs", type=int, default=8, help="cases at a time on each card")
-    parser.add_argument("--cards", type=int, default=1, help="GPUs of this machine; cases of two ranks need two")
+    parser.add_argument(
+        "--cards", type=int, default=1, help="GPUs of this machine; cases of two ranks need two"
+    )
     parser.add_argument("--hold", type=Path, help="card 0 is left alone while this file exists")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--case", action="append", help="only these cases; may be given again")

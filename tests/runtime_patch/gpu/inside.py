@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from itertools import pairwise
 from typing import Any
 
 ORDERED = "GPU_FORWARD_ORDERED"
@@ -81,7 +82,7 @@ def torch_varlen(
     result = torch.empty((*q.shape[:2], v.shape[-1]), dtype=q.dtype, device=q.device)
     sums = torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32, device=q.device)
     ends_q, ends_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
-    for row, (begin, end) in enumerate(zip(ends_q[:-1], ends_q[1:], strict=True)):
+    for row, (begin, end) in enumerate(pairwise(ends_q)):
         keys = slice(ends_k[row], ends_k[row + 1])
         scores = torch.einsum("thd,shd->hts", q[begin:end].float(), k[keys].float()) * softmax_scale
         if causal:

@@ -128,7 +128,9 @@ def holds(pair: Pair, parts: dict[str, Part]) -> bool | None:
     if pair.law == "bits":
         return all(part.bits for part in parts.values())
     if pair.law == "until":
-        return all((part.first_position or math.inf) >= pair.least for part in parts.values() if part.positions)
+        return all(
+            (part.first_position or math.inf) >= pair.least for part in parts.values() if part.positions
+        )
     if pair.law == "floor":
         return all(part.top1 is None or part.top1 >= pair.least for part in parts.values())
     return None

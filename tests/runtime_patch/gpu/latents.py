@@ -19,7 +19,9 @@ class Latents:
         for name, module in model.named_modules():
             impl = getattr(module, "impl", None)
             if hasattr(impl, "forward_mqa"):
-                impl.do_kv_cache_update = self._noting(self.latents, name, impl.do_kv_cache_update, slice(TOKENS))
+                impl.do_kv_cache_update = self._noting(
+                    self.latents, name, impl.do_kv_cache_update, slice(TOKENS)
+                )
                 impl.forward_mqa = self._noting(
                     self.queries, name, impl.forward_mqa, slice(TOKENS - QUERIES, TOKENS)
                 )

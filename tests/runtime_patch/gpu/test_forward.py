@@ -211,7 +211,8 @@ def lowest(scores, k, low_first):
     """The k best columns of each row; of equals the lower or the higher ones."""
     torch = pytest.importorskip("torch")
     order = [
-        sorted(range(len(row)), key=lambda c: (-row[c], c if low_first else -c))[:k] for row in scores.tolist()
+        sorted(range(len(row)), key=lambda c: (-row[c], c if low_first else -c))[:k]
+        for row in scores.tolist()
     ]
     return torch.tensor(order, dtype=torch.int32)
 
@@ -223,7 +224,9 @@ def test_the_audit_tells_a_choice_among_equals_from_a_worse_one():
     scores[2, 30] = scores[2].topk(8).values[-1]
     best, other = lowest(scores, 8, True), lowest(scores, 8, False)
     found = audit.Audit(6 << 20)
-    audit._count(found, best, other, scores, [(0, scores[:, :20]), (20, scores[:, 20:])], torch.full((4,), 40))
+    audit._count(
+        found, best, other, scores, [(0, scores[:, :20]), (20, scores[:, 20:])], torch.full((4,), 40)
+    )
     assert (found.rows, found.parted, found.unequal, found.tied) == (4, 1, 0, 1)
     assert found.scores_parted == 0
     assert found.examples[0]["row"] == 2

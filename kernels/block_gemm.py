@@ -79,7 +79,8 @@ class Decode:
 
     @classmethod
     def from_json(cls, entry: dict[str, int]) -> Self:
-        return cls(*(entry[name] for name in _DECODE_NAMES), early=bool(entry.get(_EARLY_NAME)))
+        tiles, depth, warps = (entry[name] for name in _DECODE_NAMES)
+        return cls(tiles, depth, warps, bool(entry.get(_EARLY_NAME)))
 
     def to_json(self) -> dict[str, int]:
         named = dict(zip(_DECODE_NAMES, (self.tiles, self.depth, self.warps), strict=True))
@@ -101,7 +102,8 @@ class Gemv:
 
     @classmethod
     def from_json(cls, entry: dict[str, int]) -> Self:
-        return cls(*(entry[name] for name in _GEMV_NAMES), early=bool(entry.get(_EARLY_NAME)))
+        rows, step, warps = (entry[name] for name in _GEMV_NAMES)
+        return cls(rows, step, warps, bool(entry.get(_EARLY_NAME)))
 
     def to_json(self) -> dict[str, int]:
         named = dict(zip(_GEMV_NAMES, (self.rows, self.step, self.warps), strict=True))

@@ -14,7 +14,7 @@ EXAMPLES = 12
 
 @dataclass
 class Audit:
-    """Counts over all calls. `parted` rows chose other pools; `unequal` of those have other scores, and must be none."""
+    """Counts over all calls. `parted` rows chose other pools; of those `unequal`, with other scores, must be none."""
 
     budget_bytes: int
     calls: int = 0

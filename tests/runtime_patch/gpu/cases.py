@@ -182,7 +182,7 @@ PAIRS: tuple[Pair, ...] = (
         "child",
         "child, no prefix cache",
         "until",
-        "prefix caching off: the scheduler then does not end a chunk at the last block's end, so the last batch differs",
+        "prefix caching off: no chunk then ends at the last block's end, so the last batches differ",
         least=8192,
     ),
     Pair(

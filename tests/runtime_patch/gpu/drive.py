@@ -122,7 +122,7 @@ def questions(llm: Any, vocabulary: int, drafts: bool) -> dict[str, Any]:
 
 
 def pictures(llm: Any, folder: Path) -> list[dict[str, Any]]:
-    """Four drawn pictures, each within a prompt of words, scored and continued: the vision tower's share of a forward."""
+    """Four drawn pictures, each within a prompt of words, scored and continued: the vision tower's share."""
     import numpy as np
     from PIL import Image
     from vllm import SamplingParams

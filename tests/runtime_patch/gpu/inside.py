@@ -75,7 +75,7 @@ def torch_varlen(
     causal: bool,
     **_: Any,
 ) -> Any:
-    """Attention of each sequence by itself, in f32: q [T, heads, d], k [S, heads, d], v [S, heads, e] -> [T, heads, e]."""
+    """Attention of each sequence by itself, in f32: q [T, heads, d], k [S, heads, d], v [S, heads, e]."""
     import torch
 
     assert output_scale is None

@@ -19,13 +19,12 @@ import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from tests.runtime_patch.gpu import inside
 from tests.runtime_patch.gpu.cases import BASE, kvq
 from tests.runtime_patch.gpu.forward import REPOSITORY, environment
 
-PORT, DOCUMENTS, WORDS, START_SECONDS = 18_900, 80, 160, 240
+PORT, DOCUMENTS, WORDS, START_SECONDS = 18_900, 80, 160, 150
 SERVERS: dict[str, tuple[str, bool, dict[str, str], str]] = {
     "parent": ("parent", False, {}, ""),
     "child": ("child", True, {}, ""),
@@ -161,7 +160,9 @@ def main(work: Path, out: Path) -> int:
         with ThreadPoolExecutor(len(servers)) as pool:
             up = dict(zip(servers, pool.map(lambda n: wait(servers[n], ports[n]), servers), strict=True))
             print(f"servers up: {up}", flush=True)
-            running = [name for name in servers if up[name]]
+            if not (running := [name for name in servers if up[name]]):
+                print(f"no server came up; their logs lie in {folder}")
+                return 1
             words = ["verify", "accept", "freeze", f"http://127.0.0.1:{ports[running[0]]}"]
             words += ["--protocol", str(folder / "forward.toml"), "-o", str(folder / "tokens.json")]
             print(*shardmill(work, *words), flush=True)
@@ -175,19 +176,25 @@ def main(work: Path, out: Path) -> int:
 
 
 def judge(work: Path, out: Path) -> int:
-    folder = work / "accept"
-    verdicts: dict[str, Any] = {}
-    for base, test in PAIRS:
-        runs = folder / "runs"
+    """Both forms of every pair's verdict, into `out` and onto the screen. 1 where a pair could not be compared."""
+    folder, runs = work / "accept", work / "accept" / "runs"
+
+    def compared(pair: tuple[str, str]) -> tuple[int, str, str]:
+        base, test = pair
         words: list[object] = ["verify", "accept", "compare", runs / base, runs / test]
         words += ["--noise", runs / f"{base}-again", "--tokens", folder / "tokens.json"]
         words += ["--protocol", folder / "forward.toml"]
-        code, text = shardmill(work, *words)
+        return *shardmill(work, *words), shardmill(work, *words, "--json")[1]
+
+    with ThreadPoolExecutor(len(PAIRS)) as pool:
+        verdicts = dict(zip(PAIRS, pool.map(compared, PAIRS), strict=True))
+    for (base, test), (code, text, _) in verdicts.items():
         print(f"== {base} | {test}: exit code {code}\n{text}", flush=True)
-        _, said = shardmill(work, *words, "--json")
-        verdicts[f"{base} | {test}"] = {"code": code, "text": text, "json": said}
-    out.write_text(json.dumps(verdicts, indent=1))
-    return 0
+    named = {f"{base} | {test}": found for (base, test), found in verdicts.items()}
+    out.write_text(
+        json.dumps({n: dict(zip(("code", "text", "json"), f, strict=True)) for n, f in named.items()})
+    )
+    return int(any(code > 1 for code, *_ in verdicts.values()))
 
 
 if __name__ == "__main__":

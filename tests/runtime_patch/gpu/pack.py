@@ -26,7 +26,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[3]
-PYTHON, PLATFORMS = "3.12", ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
+PYTHON, GLIBC = "3.12", 39  # of the GPU machine's image
+# pip takes a tag literally: a wheel for an older glibc is found by that glibc's own tag alone.
+PLATFORMS = [*(f"manylinux_2_{minor}_x86_64" for minor in range(GLIBC, 4, -1)), "manylinux2014_x86_64"]
 EXTENSIONS = (
     "_C_stable_libtorch.abi3.so",
     "_moe_C_stable_libtorch.abi3.so",

@@ -200,7 +200,7 @@ serving-wheel: ## the wheel of the serving image: runtime_patch and kernels alon
 	rm -rf build/serving && mkdir -p build/serving
 	mkdir -p build/serving/src/shardmill
 	cp -r runtime_patch kernels src/shardmill/__init__.py build/serving/src/shardmill/
-	cp runtime_patch/pyproject.toml build/serving/
+	cp runtime_patch/pyproject.toml LICENSE build/serving/
 	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/serving/dist build/serving
 
 fuzz: $(READY) ## 200,000 hostile inputs for verify's readers

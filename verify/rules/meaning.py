@@ -114,4 +114,6 @@ MEANING = (
      "List the module as excluded under the name that the loader has in memory, or give it the scale."),
     ("SM305", "transformers-refuses", N, "transformers refuses the checkpoint with an error; vLLM was asked too.",
      "Nothing, if vLLM serves it."),
+    ("SM306", "one-loader", N, "One loader refuses or misreads the checkpoint: another one takes it, or a kernel's limit.",
+     "Nothing, if another loader serves it; `shardmill verify loads` tells of each loader."),
 )  # fmt: skip

@@ -51,11 +51,20 @@ def _codes(groups: list[Mapping[str, Any]], linears: Mapping[str, Linear]) -> It
     if any(kind not in ("float", "int") or type(bits) is not int for kind, bits in claims):
         return
     wrong = Counter(
-        linear.kind for linear in linears.values() if linear.kind in CODE and CODE[linear.kind] not in claims
+        linear.kind
+        for linear in linears.values()
+        if linear.kind in CODE and CODE[linear.kind] not in claims and not _roomy(linear, claims)
     )
     said = " or ".join(sorted(f"{kind} of {bits} bits" for kind, bits in claims))
     for kind, count in sorted(wrong.items()):
         yield Finding("entry-kind", CONFIG, "config_groups", said, f"{count:,} modules of {kind} tensors")
+
+
+def _roomy(linear: Linear, claims: set[tuple[Any, Any]]) -> bool:
+    """int-quantized (W4AFP8): codes of fewer bits, a byte each, by groups. Their range is judged with the codes."""
+    grid = linear.grid
+    grouped = grid is not None and len(grid.shape) == 2 and grid.shape[1] > 1
+    return linear.kind == "int8" and grouped and any(kind == "int" and bits < 8 for kind, bits in claims)
 
 
 def _targets(groups: list[Mapping[str, Any]], linears: Mapping[str, Linear]) -> Iterator[Finding]:

@@ -129,7 +129,9 @@ _SIGNS: Mapping[str, Callable[[F32, U8], NDArray[np.bool_]]] = {
     "negative": lambda quotients, code: quotients < 0,
     "not positive": lambda quotients, code: quotients <= 0,
     "bit": lambda quotients, code: np.signbit(quotients),
-    "of codes": lambda quotients, code: (quotients < 0) & (code > 0),  # what is rounded to zero loses its sign
+    "of codes": lambda quotients, code: (
+        (quotients < 0) & (code > 0)
+    ),  # what is rounded to zero loses its sign
 }
 
 
@@ -191,7 +193,7 @@ FORMULAS: tuple[Formula, ...] = (
             FP8, _one_for_zero(lambda s: s.amax / _f(448)), _divided),
     Formula("FP8, amax / 448 in the weight's dtype, divided in it", "llm-compressor and Quark on BF16 or F16",
             FP8, lambda s: s.low(s.amax / _f(448)), _divided_low, True),
-    Formula("FP8, amax / 448 rounded to the weight's dtype, codes divided in f32", "tools that store the scale in BF16 first",
+    Formula("FP8, amax / 448 rounded to the weight's dtype, codes divided in f32", "scale rounded first",
             FP8, lambda s: s.low(s.amax / _f(448)), _divided, True),
     Formula("FP8, amax / 448 in f32, quotients rounded to the weight's dtype", "ModelOpt FP8 on BF16 or F16",
             FP8, lambda s: s.amax / _f(448), lambda s, scale: e4m3(s.low(s.values / scale)), True),

@@ -54,6 +54,8 @@ FILES = (
      "Add the tokenizer's file."),
     ("SM039", "token-range", W, "A token's number is beyond the embedding.",
      "Correct the number, or take the tokenizer that belongs to these weights."),
+    ("SM069", "token-idle", N, "A token's number is beyond the embedding, and no tokenizer here has that token.",
+     "Drop the number from the config, or write the one that the tokenizer uses."),
     ("SM065", "pickle-beside", W, "A pickle lies beside the safetensors: loading it runs code.",
      "Remove it: readers of safetensors do not need it."),
     ("SM067", "copy-beside", N, "The same weights once more, in another loader's layout.",

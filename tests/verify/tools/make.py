@@ -54,8 +54,8 @@ def transformers_fp8(**options: Any) -> Make:
         from transformers.quantizers import quantizer_finegrained_fp8
 
         # It asks for a GPU to run on; making the checkpoint needs none.
-        quantizer_finegrained_fp8.FineGrainedFP8HfQuantizer.validate_environment = (
-            lambda self, *_, **__: setattr(self, "pre_quantized", False)
+        quantizer_finegrained_fp8.FineGrainedFP8HfQuantizer.validate_environment = lambda self, *_, **__: (
+            setattr(self, "pre_quantized", False)
         )
         config = FineGrainedFP8Config(**options)
         _model(parent, quantization_config=config, device_map="cpu").save_pretrained(folder)
@@ -123,7 +123,16 @@ def convert_to_quant(*options: str) -> Make:
         folder.mkdir(parents=True)
         target = folder / "model.safetensors"
         source = parent / "model.safetensors"
-        command = [sys.executable, "-m", "convert_to_quant.convert_to_quant", "-i", source, "-o", target, *options]
+        command = [
+            sys.executable,
+            "-m",
+            "convert_to_quant.convert_to_quant",
+            "-i",
+            source,
+            "-o",
+            target,
+            *options,
+        ]
         subprocess.run([str(word) for word in command], check=True)
 
     return make

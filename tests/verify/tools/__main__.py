@@ -1,4 +1,4 @@
-"""Other tools make their checkpoints anew, and the judge is asked of each. `python -m tests.verify.tools FOLDER [TOOL ...]`
+"""Other tools make their checkpoints anew, and the judge is asked: `python -m tests.verify.tools FOLDER [TOOL ...]`
 
 Every tool gets an environment of its own under FOLDER/venv. Asked are `verify all`, alone and beside the parent, and
 `verify origin`; exit 1 on an error, a warning or a formula that is not the expected one. `--golden` writes the golden

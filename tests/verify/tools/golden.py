@@ -1,4 +1,4 @@
-"""What each tool's own exporter wrote, cut to a few modules so that default tests can ask `verify origin` of true bytes.
+"""What each tool's own exporter wrote, a module or two of it: default tests ask `verify origin` of true bytes.
 
 The files lie in `golden/`, named as in EXPECTED; `made by` is the tool's version, kept in each file's metadata.
 """

@@ -81,12 +81,14 @@ def modelopt(config: str) -> Make:
 
 def auto_round(scheme: str, form: str) -> Make:
     def make(parent: Path, folder: Path) -> None:
+        import torch
         from auto_round import AutoRound
 
         tokenizer = _tokenizer(folder.with_name(f"{folder.name}.words"))
         rounder = AutoRound(
-            _model(parent, torch_dtype="auto"), tokenizer, scheme=scheme, iters=0, disable_opt_rtn=True
-        )
+            _model(parent, torch_dtype="auto"), tokenizer, scheme=scheme, iters=0, disable_opt_rtn=True,
+            dataset=[torch.arange(64).reshape(2, 32)], seqlen=32, nsamples=2,
+        )  # fmt: skip
         rounder.quantize_and_save(str(folder), format=form)
         for inner in [path for path in folder.iterdir() if path.is_dir()]:  # it names a folder of its own
             for file in inner.iterdir():

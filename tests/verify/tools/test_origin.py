@@ -29,7 +29,9 @@ def test_the_formula_of_a_tools_own_export_is_named(name: str, parents: Path, tm
     made_by = golden.unpack(name, tmp_path)
     report = origin(Folder(tmp_path), Folder(parents / expected.dtype), 5)
     said = [str(fact) for key, fact in report.facts.items() if key != "seed"]
-    assert [fact.partition(" (")[0].partition(":")[0] for fact in said] == [expected.formula.partition(" (")[0]]
+    assert [fact.partition(" (")[0].partition(":")[0] for fact in said] == [
+        expected.formula.partition(" (")[0]
+    ]
     assert report.findings == []
     assert name.startswith(made_by.partition(" ")[0])
 
@@ -44,5 +46,7 @@ def test_the_golden_files_are_small() -> None:
 
 
 def test_the_seeded_parent_is_the_one_that_the_tools_were_given(parents: Path) -> None:
-    digests = [hashlib.sha256((parents / d / "model.safetensors").read_bytes()).hexdigest() for d in seeded.DTYPES]
+    digests = [
+        hashlib.sha256((parents / d / "model.safetensors").read_bytes()).hexdigest() for d in seeded.DTYPES
+    ]
     assert [digest[:16] for digest in digests] == ["cebe183288648ca5", "2af0587bd24dead9"]

@@ -12,9 +12,9 @@ from tests.verify.zoo.model import Blob, Model, shard_bytes
 from tests.verify.zoo.published import parent
 
 WORDS = (("model.layers", "layers"), ("self_attn.q_proj", "attention.wq"), ("self_attn.k_proj", "attention.wk"),
-         ("self_attn.v_proj", "attention.wv"), ("self_attn.o_proj", "attention.wo"), ("mlp.gate_proj", "feed_forward.w1"),
-         ("mlp.up_proj", "feed_forward.w3"), ("mlp.down_proj", "feed_forward.w2"), ("model.embed_tokens", "tok_embeddings"),
-         ("model.norm", "norm"), ("lm_head", "output"))  # fmt: skip
+         ("self_attn.v_proj", "attention.wv"), ("self_attn.o_proj", "attention.wo"),
+         ("mlp.gate_proj", "feed_forward.w1"), ("mlp.up_proj", "feed_forward.w3"),
+         ("mlp.down_proj", "feed_forward.w2"), ("model.embed_tokens", "tok_embeddings"), ("model.norm", "norm"), ("lm_head", "output"))  # fmt: skip
 Tensors = dict[str, Blob]
 
 

@@ -11,10 +11,19 @@ from shardmill.verify.reading.source import Folder
 from tests.verify.zoo.model import Blob, Model, shard_bytes
 from tests.verify.zoo.published import parent
 
-WORDS = (("model.layers", "layers"), ("self_attn.q_proj", "attention.wq"), ("self_attn.k_proj", "attention.wk"),
-         ("self_attn.v_proj", "attention.wv"), ("self_attn.o_proj", "attention.wo"),
-         ("mlp.gate_proj", "feed_forward.w1"), ("mlp.up_proj", "feed_forward.w3"),
-         ("mlp.down_proj", "feed_forward.w2"), ("model.embed_tokens", "tok_embeddings"), ("model.norm", "norm"), ("lm_head", "output"))  # fmt: skip
+WORDS = {
+    "model.layers": "layers",
+    "self_attn.q_proj": "attention.wq",
+    "self_attn.k_proj": "attention.wk",
+    "self_attn.v_proj": "attention.wv",
+    "self_attn.o_proj": "attention.wo",
+    "mlp.gate_proj": "feed_forward.w1",
+    "mlp.up_proj": "feed_forward.w3",
+    "mlp.down_proj": "feed_forward.w2",
+    "model.embed_tokens": "tok_embeddings",
+    "model.norm": "norm",
+    "lm_head": "output",
+}
 Tensors = dict[str, Blob]
 
 
@@ -26,7 +35,7 @@ def _native(model: Model) -> Tensors:
             width = len(blob.data) // blob.shape[0]
             rows = [blob.data[place : place + width] for place in range(0, len(blob.data), width)]
             blob = Blob(blob.dtype, blob.shape, b"".join([rows[0], *rows[-2:0:-1], rows[-1]]))
-        for old, new in WORDS:
+        for old, new in WORDS.items():
             name = name.replace(old, new)
         made[name] = blob
     return made

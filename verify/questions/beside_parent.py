@@ -68,10 +68,16 @@ def beside_parent(child: Checkpoint, parent: Checkpoint, report: Report) -> Iter
         free = {"tie_word_embeddings"} if not strict and ties_head(child, parent) else set[str]()
         yield from _settings(child.config, parent.config, strict, free)
     report.checks("settings, tokenizer and template beside the parent's")
+    unlisted = [each.source.where for each in (child, parent) if not each.source.listed]
     for file in (*TOKENIZERS, *PROCESSORS, "generation_config.json", "tokenizer_config.json"):
-        if file in parent.files:
+        if unlisted and (file in child.files) != (file in parent.files):
+            report.leaves_out(file, f"{unlisted[0]} has no list of its files")
+        elif file in parent.files:
             yield from _file(child, parent, file, report)
-    yield from _template(child, parent)
+    if unlisted:
+        report.leaves_out("the chat template beside the parent's", f"{unlisted[0]} has no list of its files")
+    else:
+        yield from _template(child, parent)
 
 
 def ties_head(child: Checkpoint, parent: Checkpoint) -> bool:

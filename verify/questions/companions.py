@@ -12,7 +12,7 @@ from shardmill.verify.reading.header import Tensor
 _BESIDE = re.compile(
     r"\.(weight|weight_packed|qweight|weight_scale\w*|weight_global_scale|weight_zero_point|weight_shape|weight_g_idx"
     r"|qzeros|scales|biases|g_idx|scale|scale_weight|scale_input|activation_scale|input_scale\w*|input_zero_point"
-    r"|input_global_scale|output_scale|output_zero_point|SCB|weight_format|qscale_\w+"
+    r"|input_global_scale|output_scale|output_zero_point|SCB|weight_format|qscale_\w+|comfy_quant"
     r"|weight\.(absmax|quant_map|nested_absmax|nested_quant_map|quant_state\.\w+))$"
 )
 _CACHE = re.compile(r"\.([kvq]_scale|[kvq]_zero_point|(prob_)?output_scale)$")

@@ -48,7 +48,7 @@ def alarms(child: Path, parent: Path) -> Iterator[str]:
         for beside in (None, Folder(parent)):
             for report in ask_all(Folder(child), beside, bar, SEED):
                 for finding in report.findings:
-                    if finding.severity != "info":
+                    if finding.severity != "info" and finding.rule.id not in golden.EXPECTED[child.name].true:
                         yield f"{finding.rule.id} {finding.tensor}: {finding.got}"
     report = origin(Folder(child), Folder(parent), SEED)
     said = "; ".join(str(fact) for key, fact in report.facts.items() if key != "seed")

@@ -28,10 +28,12 @@ class Expected:
     formula: str
     keep: tuple[str, ...] = ("self_attn.k_proj",)
     dtype: str = "BF16"  # of the parent
+    true: tuple[str, ...] = ()  # rules that are right to find something
 
 
 EXPECTED: dict[str, Expected] = {
-    "transformers block fp8": Expected(_TORCH, ()),
+    # Rows that are no tile stay BF16, and a scale of what memory was is written beside them.
+    "transformers block fp8": Expected(_TORCH, (), true=("SM085", "SM108", "SM143", "SM204", "SM205")),
     "transformers block fp8 32": Expected(_TORCH),
     "llmcompressor fp8 block": Expected(_LOW, ("mlp.down_proj",)),
     "llmcompressor fp8 channel": Expected(_LOW),
@@ -43,7 +45,8 @@ EXPECTED: dict[str, Expected] = {
     "llmcompressor int4": Expected(_INT),
     "nvidia-modelopt fp8 tensor": Expected("FP8, amax / 448 in f32, quotients rounded to the weight's dtype"),
     "nvidia-modelopt fp8 channel": Expected(_F32),
-    "nvidia-modelopt fp8 block": Expected(_F32, ()),
+    # A grid of one block loses its axes, of which vLLM wants four.
+    "nvidia-modelopt fp8 block": Expected(_F32, (), true=("SM301",)),
     "nvidia-modelopt nvfp4": Expected("NVFP4, amax / (6 * global) in f32"),
     "nvidia-modelopt mxfp8": Expected("FP8, power of two above amax / 448 (ue8m0)"),
     "auto-round mxfp4": Expected("MXFP4, power of two below amax less 2 (OCP MX)"),

@@ -186,7 +186,10 @@ def _drawn(
     by_kind: dict[str, list[Linear]] = {}
     for linear in linears.values():
         tensors = [*linear.scales.values(), *([linear.weight] if linear.weight else [])]
-        if can_decode(linear) and all(child.readable(tensor) for tensor in tensors):
+        plain = linear.extras.keys() <= {
+            "weight_shape"
+        }  # no formula here knows zero points or reordered groups
+        if plain and can_decode(linear) and all(child.readable(tensor) for tensor in tensors):
             by_kind.setdefault(linear.kind, []).append(linear)
     for found in by_kind.values():
         for place in np.sort(random.permutation(len(found))[:WEIGHTS]):

@@ -283,7 +283,8 @@ def _left_out(child: Checkpoint, parent: Checkpoint, pairs: list[Pair]) -> dict[
 
 
 def _readable(checkpoint: Checkpoint, linear: Linear) -> bool:
-    tensors = [*linear.scales.values(), *([linear.weight] if linear.weight else [])]
+    weights = [linear.weight] if linear.weight else []
+    tensors = [*linear.scales.values(), *linear.extras.values(), *weights]
     return all(checkpoint.readable(tensor) for tensor in tensors)
 
 

@@ -41,6 +41,14 @@ def test_at_least_twelve_checkpoints_by_six_tools_are_kept() -> None:
     assert len({name.partition(" ")[0] for name in KEPT}) >= 6
 
 
+def test_the_page_has_a_row_for_each_kept_checkpoint_with_its_tools_version(tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "verify-origin.md").read_text()
+    for name in KEPT:
+        made_by = golden.unpack(name, tmp_path / name)
+        tool = made_by.partition(" ")[0]
+        assert f"| {made_by} | {name.removeprefix(f'{tool} ')} | {golden.EXPECTED[name].formula} |" in page
+
+
 def test_the_golden_files_are_small() -> None:
     assert sum(file.stat().st_size for file in golden.GOLDEN.iterdir()) <= 200_000
 

@@ -123,7 +123,7 @@ def build(
         done = _facts(summary)
     seconds = time.monotonic() - started
     if as_json:
-        show_json({**_as_json(done), "seconds": round(seconds, 3)})
+        show_json("build", {**_as_json(done), "seconds": round(seconds, 3)})
     else:
         _show(done, out, seconds)
         words = ["shardmill", "verify", "all", str(out), "--parent", place_of(parent)]

@@ -93,9 +93,9 @@ def out_option(
     return click.option("-o", "--out", type=folder, required=required, help=help)
 
 
-def show_json(facts: Any) -> None:
-    """Prints `facts` as every command prints JSON."""
-    click.echo(json.dumps(facts, indent=2))
+def show_json(kind: str, facts: dict[str, Any]) -> None:
+    """Prints `facts` as every command prints JSON; its form, docs/schemas/KIND-1.json, is named first."""
+    click.echo(json.dumps({"format": f"shardmill/{kind}/1", **facts}, indent=2))
 
 
 def tell(line: str) -> None:

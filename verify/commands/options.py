@@ -1,4 +1,4 @@
-"""What the commands share: options, where a checkpoint is, progress, printing, the exit code."""
+"""What the commands share: options, where a checkpoint is, progress."""
 
 from __future__ import annotations
 
@@ -20,12 +20,6 @@ if TYPE_CHECKING:
 _SECONDS_BETWEEN_FRAMES = 0.1
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-
-strict = click.option(
-    "--strict", is_flag=True, help="Exit 1 also where a weight was not judged or a question not asked."
-)
 
 seed_option = click.option(
     "--seed",
@@ -84,24 +78,6 @@ def source_at(place: str) -> Source:
     if path.is_file() and path.suffix != ".safetensors":
         raise click.UsageError(f"{place}: give a checkpoint's folder or a .safetensors file.")
     return Folder(path)
-
-
-def answer(report: Report, as_json: bool, *sources: Source, strict: bool = False) -> None:
-    """Prints the report and ends the process with its exit code: 2 where the question could not be asked."""
-    for source in sources:
-        if source.remote:
-            report.facts["read"] = f"{source.where}, {source.transferred:,} bytes transferred"
-    if as_json:
-        click.echo(report.as_json())
-    else:
-        from rich.console import Console
-
-        from shardmill.verify.commands.show import show
-
-        show(report, Console(highlight=False))
-    if strict:
-        sys.exit(report.strict_exit_code)
-    sys.exit(report.exit_code or (2 if report.question in report.not_asked else 0))
 
 
 def unasked(report: Report, topic: str) -> Report:

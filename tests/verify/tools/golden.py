@@ -23,7 +23,7 @@ _INT = "integers, amax / (levels / 2) in the weight's dtype"
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The formula that a checkpoint was made by, and the modules whose tensors are kept as a golden file."""
+    """The formula that a checkpoint was made by ("": none is known), and the modules that a golden file keeps."""
 
     formula: str
     keep: tuple[str, ...] = ("self_attn.k_proj",)
@@ -43,6 +43,8 @@ EXPECTED: dict[str, Expected] = {
     "llmcompressor mxfp8": Expected("FP8, power of two below amax and a quarter, less 8"),
     "llmcompressor int8": Expected(_INT),
     "llmcompressor int4": Expected(_INT),
+    "llmcompressor int4 zero points": Expected(""),
+    "llmcompressor int4 reordered": Expected("", ()),
     "nvidia-modelopt fp8 tensor": Expected("FP8, amax / 448 in f32, quotients rounded to the weight's dtype"),
     "nvidia-modelopt fp8 channel": Expected(_F32),
     # A grid of one block loses its axes, of which vLLM wants four.

@@ -39,6 +39,8 @@ def test_what_only_one_loader_takes_is_noted(name: str, asked: list[str], tmp_pa
     """`weight_scale` under fp8 is vLLM's, a scalar `weight_scale_inv` is transformers': each misreads the other's."""
     model = _published(name)
     assert _loud(model, tmp_path, beside=True) == []
+    noted = {finding.slug for finding in loads(Folder(tmp_path), beside=True).findings}
+    assert noted >= {"one-loader"}
     assert _loud(model, tmp_path, beside=False) == asked
 
 

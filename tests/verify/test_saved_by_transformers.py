@@ -24,7 +24,12 @@ def _slugs(model: Model, folder: Path, question: str = "lint") -> set[str]:
 
 @pytest.mark.parametrize(
     ("tokenizer", "slug"),
-    [({"eos_token": "</s>"}, "token-range"), ({"eos_token": None}, "token-idle"), ({}, "token-idle")],
+    [
+        ({"eos_token": "</s>"}, "token-range"),
+        ({"chat_template": "{{ messages }}"}, "token-range"),
+        ({"eos_token": None}, "token-idle"),
+        ({}, "token-idle"),
+    ],
 )
 def test_an_end_token_beyond_the_embedding_matters_where_the_tokenizer_has_one(
     tokenizer: dict[str, object], slug: str, tmp_path: Path

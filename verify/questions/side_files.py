@@ -173,11 +173,12 @@ def _tokens(checkpoint: Checkpoint, values: dict[str, Any]) -> Iterator[Finding]
 
 
 def _idle(checkpoint: Checkpoint, values: dict[str, Any], key: str) -> bool:
-    """Whether no tokenizer here has this token: a default that transformers writes, and nothing will read."""
+    """Whether no tokenizer here has this token, nor chats: a default that transformers writes, and nothing reads."""
     word = key.removesuffix("_id")
     tables = [values.get(file) for file in ("tokenizer_config.json", "special_tokens_map.json")]
     known = [table for table in tables if isinstance(table, dict)]
-    if any(table.get(word) is not None for table in known):
+    chats = "chat_template.jinja" in checkpoint.files
+    if chats or any(table.get(each) is not None for table in known for each in (word, "chat_template")):
         return False
     return bool(known) or not any(file in checkpoint.files for file in TOKENIZERS)
 

@@ -61,7 +61,8 @@ def reordered(parent: Path, folder: Path) -> None:
     rows = {"input_ids": (torch.arange(512).reshape(8, 64) % 128).tolist(), "attention_mask": [[1] * 64] * 8}
     recipe = GPTQModifier(targets="Linear", scheme="W4A16_ASYM", ignore=["lm_head"], actorder="group")
     options = {"num_calibration_samples": 8, "max_seq_length": 64}
-    oneshot(model=model, recipe=recipe, dataset=Dataset.from_dict(rows), **options)
+    processor = _tokenizer(folder.with_name(f"{folder.name}.words"))
+    oneshot(model=model, recipe=recipe, dataset=Dataset.from_dict(rows), processor=processor, **options)
     model.save_pretrained(folder, save_compressed=True)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from shardmill.verify.commands.all import ask_all, together
@@ -17,7 +18,7 @@ from shardmill.verify.reading.source import Folder, Source
 from tests.verify.web import serving
 from tests.verify.zoo.clean import CLEAN, nvfp4_parent
 from tests.verify.zoo.model import Model
-from tests.verify.zoo.published import PUBLISHED, parent
+from tests.verify.zoo.published import PUBLISHED, Published, parent
 
 SEED = 3
 WAYS = ("alone", "remote", "parent", "remote and parent")
@@ -26,10 +27,19 @@ Made = tuple[Callable[[], Model], Callable[[], Model] | None]  # the checkpoint,
 # Whose floats are changed on purpose, so that the zoo's parent is not theirs.
 NO_CHILDREN = ("bf16 zero-centred norms", "bf16 padded vocabulary", "odd dtypes and a mask of infinities")
 
+
+def _parent_of(one: Published) -> Model:
+    """The floats that a published checkpoint was made from, of the same architecture."""
+    before, child = parent(one.moe), one.model()
+    if before.config is not None and child.config is not None:
+        before.config |= {key: child.config[key] for key in ("model_type", "architectures")}
+    return before
+
+
 ZOO: dict[str, Made] = {
     **{name: (make, nvfp4_parent if name == "mixed_child" else None) for name, make in CLEAN.items()},
     **{
-        one.name: (one.model, None if one.name in NO_CHILDREN else lambda moe=one.moe: parent(moe))  # type: ignore[misc]
+        one.name: (one.model, None if one.name in NO_CHILDREN else partial(_parent_of, one))
         for one in PUBLISHED
     },
 }

@@ -171,6 +171,10 @@ def _epsilon_for_zero(scales: F32) -> F32:
     return np.where(scales == 0, _f(0.125), scales)
 
 
+def _over(values: F32) -> F32:
+    return np.asarray(_f(1) / values, np.float32)
+
+
 def _divided(s: Sample, scale: F32) -> U8:
     return e4m3(s.values / scale)
 
@@ -242,7 +246,7 @@ FORMULAS: tuple[Formula, ...] = (
             lambda s, scale: _e2m1(s.values / (scale / s.total)), True),
     Formula("NVFP4, global * (amax times f32(1 / 6)), codes by reciprocals", "AutoRound NVFP4", CT4,
             lambda s: _block_scale_e4m3(s.total * (s.amax * (_f(1) / _f(6)))),
-            lambda s, scale: _e2m1(s.values * (_f(1) / (scale * (_f(1) / s.total))), sign="of codes")),
+            lambda s, scale: _e2m1(s.values * _over(scale * _over(s.total)), sign="of codes")),
     Formula("integers, amax / (levels / 2) in f32", "llm-compressor on F32", INT,
             lambda s: s.amax / _levels(s), lambda s, scale: _integers(s, s.values / scale)),
     Formula("integers, amax / (levels / 2) in the weight's dtype", "llm-compressor on BF16 or F16", INT,

@@ -44,7 +44,6 @@ EXPECTED: dict[str, Expected] = {
     "llmcompressor int8": Expected(_INT),
     "llmcompressor int4": Expected(_INT),
     "llmcompressor int4 zero points": Expected(""),
-    "llmcompressor int4 reordered": Expected("", ()),
     "nvidia-modelopt fp8 tensor": Expected("FP8, amax / 448 in f32, quotients rounded to the weight's dtype"),
     "nvidia-modelopt fp8 channel": Expected(_F32),
     # A grid of one block loses its axes, of which vLLM wants four.

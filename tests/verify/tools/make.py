@@ -50,22 +50,6 @@ def llm_compressor(scheme: str) -> Make:
     return make
 
 
-def reordered(parent: Path, folder: Path) -> None:
-    """GPTQ with groups of columns by their activations, which is the way that g_idx comes from."""
-    import torch
-    from datasets import Dataset
-    from llmcompressor import oneshot
-    from llmcompressor.modifiers.gptq import GPTQModifier
-
-    model = _model(parent, torch_dtype="auto")
-    rows = {"input_ids": (torch.arange(512).reshape(8, 64) % 128).tolist(), "attention_mask": [[1] * 64] * 8}
-    recipe = GPTQModifier(targets="Linear", scheme="W4A16_ASYM", ignore=["lm_head"], actorder="group")
-    options = {"num_calibration_samples": 8, "max_seq_length": 64}
-    processor = _tokenizer(folder.with_name(f"{folder.name}.words"))
-    oneshot(model=model, recipe=recipe, dataset=Dataset.from_dict(rows), processor=processor, **options)
-    model.save_pretrained(folder, save_compressed=True)
-
-
 def transformers_fp8(**options: Any) -> Make:
     def make(parent: Path, folder: Path) -> None:
         from transformers import FineGrainedFP8Config
@@ -183,7 +167,6 @@ TOOLS: dict[str, dict[str, tuple[str, Make]]] = {
         "int8": ("BF16", llm_compressor("W8A8")),
         "int4": ("BF16", llm_compressor("W4A16")),
         "int4 zero points": ("BF16", llm_compressor("W4A16_ASYM")),
-        "int4 reordered": ("BF16", reordered),
     },
     "nvidia-modelopt": {
         "fp8 tensor": ("BF16", modelopt("FP8_DEFAULT_CFG")),

@@ -99,4 +99,12 @@ def show_json(kind: str, facts: dict[str, Any]) -> None:
 
 
 def tell(line: str) -> None:
-    click.echo(printable(line), err=True)
+    """A note for people on standard error; nothing under `-q`."""
+    if not is_quiet():
+        click.echo(printable(line), err=True)
+
+
+def is_quiet() -> bool:
+    """Whether the user gave `shardmill -q`."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.find_root().params.get("quiet"))

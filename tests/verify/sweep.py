@@ -24,8 +24,13 @@ SEED = 3
 WAYS = ("alone", "remote", "parent", "remote and parent")
 Made = tuple[Callable[[], Model], Callable[[], Model] | None]  # the checkpoint, and what it was made from
 
-# Whose floats are changed on purpose, so that the zoo's parent is not theirs.
-NO_CHILDREN = ("bf16 zero-centred norms", "bf16 padded vocabulary", "odd dtypes and a mask of infinities")
+# Whose floats are changed on purpose, or named otherwise: the zoo's parent is not theirs.
+NO_CHILDREN = (
+    "bf16 zero-centred norms",
+    "bf16 padded vocabulary",
+    "odd dtypes and a mask of infinities",
+    "gpt-oss",  # its experts are stacks, the parent's lie one by one
+)
 
 
 def _parent_of(one: Published) -> Model:

@@ -17,7 +17,7 @@ case "$(PARENT)" in ""|hf://?*/?*) ;; *) test -d "$(PARENT)";; esac || { echo "P
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: docs commands test-all report report-shots fuzz mutants help setup plan explain checkpoint verify test bench bench-large bench-cores bench-profile bench-revisions bench-peers real torture lint clean vllm-test loaders-test serving-wheel install-test gpu-test gpu-forward gpu-forward-parts gpu-bench accept-real accept-coverage torture-calls torture-walk
+.PHONY: docs commands test-all report report-shots fuzz mutants clean-zoo tools help setup plan explain checkpoint verify test bench bench-large bench-cores bench-profile bench-revisions bench-peers real torture lint clean vllm-test loaders-test serving-wheel install-test gpu-test gpu-forward gpu-forward-parts gpu-bench accept-real accept-coverage torture-calls torture-walk
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -205,6 +205,12 @@ serving-wheel: ## the wheel of the serving image: runtime_patch and kernels alon
 
 fuzz: $(READY) ## 200,000 hostile inputs for verify's readers
 	$(BIN)/python -m tests.verify.fuzz --inputs 200000
+
+clean-zoo: $(READY) ## every clean checkpoint of the zoo, alone, remote and beside its parent: verify all finds nothing
+	$(BIN)/python -m tests.verify.sweep
+
+tools: $(READY) ## six other tools make checkpoints in environments of their own; verify judges and names them: 9 GB, long
+	$(BIN)/python -m tests.verify.tools build/tools
 
 mutants: $(READY) ## clean checkpoints changed in every place: verify finds all, and prints the kill rate
 	$(BIN)/python -m tests.verify.mutants

@@ -49,6 +49,10 @@ def _tools(w: Array) -> Iterator[tuple[str, Array, Array]]:
     yield "FP8, amax / 448 in the weight's dtype, divided in it", low, _cast(_low(w) / low)
     stored = (amax / top).astype(BF16)
     yield "FP8, codes by f32 amax / 448, scale rounded to BF16 when stored", stored, _cast(w / (amax / top))
+    yield ("FP8, amax / 448 in f32, quotients rounded to the weight's dtype",
+           amax / top, _cast(_low(w / (amax / top))))  # fmt: skip
+    r = top * (np.float32(1) / amax)
+    yield "FP8, multiplied by 448 times 1 / amax, its reciprocal stored", np.float32(1) / r, _cast(w * r)
     r = top / amax
     yield "FP8, multiplied by 448 / amax, its reciprocal stored", np.float32(1) / r, _cast(w * r)
     r16 = BF16(448) / _low(amax)
@@ -62,7 +66,7 @@ def _tools(w: Array) -> Iterator[tuple[str, Array, Array]]:
     yield "FP8, power of two below amax less 8 (OCP MX)", floor, _cast(w / floor)
 
 
-@pytest.mark.parametrize("number", range(8))
+@pytest.mark.parametrize("number", range(10))
 def test_each_fp8_formula_gives_what_its_tool_computes_and_no_other_row_does(number: int) -> None:
     name, scale, codes = list(_tools(_blocks()))[number]
     sample = _sample(_blocks(), scale, codes)

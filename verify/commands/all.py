@@ -53,7 +53,7 @@ def ask_all(source: Source, parent: Source | None, bar: Bar, seed: int | None = 
     reports = [
         integrity(source, parent, progress=bar),
         lint(source, LintOptions(seed=seed), bar),
-        unasked(loads(source), "loads"),
+        unasked(loads(source, beside=True), "loads"),
     ]
     if parent is None:
         return [*reports, *(_without_parent(question) for question in ("roundtrip", "reproduce"))]

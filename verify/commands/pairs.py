@@ -56,6 +56,7 @@ def roundtrip_command(
     limits = Limits(
         {**usual.error, "fp8": usual.error["fp8"] if max_error is None else max_error},
         cosine=usual.cosine if min_cosine is None else min_cosine,
+        integers=usual.integers if min_cosine is None else min_cosine,
     )
     source, origin = source_at(place), source_at(parent)
     with Bar() as bar:

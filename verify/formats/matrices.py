@@ -21,6 +21,7 @@ from shardmill.verify.formats.declared import Declaration
 from shardmill.verify.formats.forms.codes import e5m2
 from shardmill.verify.formats.linear import EXPONENTS, FLOATS, Linear, bits_of, ones
 from shardmill.verify.formats.table import FORMS
+from shardmill.verify.formats.zero_points import by_columns, fits, zeros_of
 from shardmill.verify.reading.header import DTYPE_BITS, Tensor
 from shardmill.verify.reading.manifest import Manifest
 from shardmill.verify.reading.source import Reader, Source
@@ -56,7 +57,9 @@ class Matrix:
     @property
     def tensors(self) -> list[Tensor]:
         """All that its values are made of."""
-        return [self.tensor, *(self.linear.scales.values() if self.linear is not None else ())]
+        if self.linear is None:
+            return [self.tensor]
+        return [self.tensor, *self.linear.scales.values(), *self.linear.extras.values()]
 
 
 def matrix_of(linear: Linear, declared: Declaration | None, manifest: Manifest | None = None) -> Matrix:
@@ -77,7 +80,7 @@ def can_decode(linear: Linear) -> bool:
         return False
     if any(leaf not in linear.scales for leaf in form.needs[1:]) or form.grid(linear, grid):
         return False
-    if linear.kind == "int-pack" and not linear.extras.keys() <= {"weight_shape"}:
+    if linear.kind == "int-pack" and not fits(linear):
         return False
     others = [linear.scales[leaf] for leaf in form.needs[1:]]
     if grid.dtype not in form.scale_dtypes or not all(o.dtype == "F32" and ones(o.shape) for o in others):
@@ -156,7 +159,18 @@ def decoded(matrix: Matrix, opened: OpenFiles, first: int, last: int) -> tuple[F
     raw = opened.bytes(matrix.tensor, first * _row_bytes(matrix), last * _row_bytes(matrix))
     with np.errstate(all="ignore"):  # a faulty scale may be anything; other questions say so
         values, codes = unpack(raw.reshape(last - first, -1), matrix.word_bits)
+        if linear.kind == "int-pack":
+            values = _less_zeros(matrix, values, opened, first, last)
         return values * _expanded(matrix, opened, first, last), codes
+
+
+def _less_zeros(matrix: Matrix, values: F32, opened: OpenFiles, first: int, last: int) -> F32:
+    linear = matrix.linear
+    assert linear is not None
+    zeros = zeros_of(linear, matrix.word_bits, first, last, opened.bytes)
+    if zeros is None:
+        return values
+    return values - by_columns(linear, zeros, matrix.block[1], matrix.shape[1], opened.bytes)
 
 
 def _row_bytes(matrix: Matrix) -> int:
@@ -178,6 +192,8 @@ def _expanded(matrix: Matrix, opened: OpenFiles, first: int, last: int) -> F32:
     raw = opened.bytes(grid, begin * width, end * width).reshape(end - begin, width)
     scales = _seconded(linear, scale_values(grid, raw), opened)
     tall = scales[places - begin]
+    if linear.kind == "int-pack" and columns > 1:
+        return by_columns(linear, tall, cols, matrix.shape[1], opened.bytes)
     return tall if columns == 1 else np.repeat(tall, cols, axis=1)[:, : matrix.shape[1]]
 
 

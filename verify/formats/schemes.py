@@ -175,6 +175,8 @@ def also(linear: Linear) -> frozenset[str]:
         shape = linear.shape
         if ones(grid.shape):
             kinds |= {"fp8-tensor"}
+            if max(shape, default=0) <= 128 and "weight_scale" in linear.scales:
+                kinds |= {"fp8-pbwo"}  # ModelOpt drops the axes of a grid of one block
         if grid.shape == (*shape[:-1], 1) and shape[-1] <= 128:
             kinds |= {"fp8-channel"}
     return frozenset(kinds)

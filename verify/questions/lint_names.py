@@ -277,7 +277,17 @@ def layers_whole(names: Names) -> Iterator[Finding]:
     for layer in range(trunk, trunk + min(drafts, 100)) if trunk else ():
         if layer not in layers and not any(".mtp." in f".{name}" for name in names.checkpoint.tensors):
             expected_mtp = f"an MTP layer, as num_nextn_predict_layers {drafts} says"
-            yield Finding("mtp-missing", "", f"{stack}.{layer}", expected_mtp, "none of its tensors")
+            slug = "mtp-dropped" if _saved_by_transformers(names, stack, layer) else "mtp-missing"
+            yield Finding(slug, "", f"{stack}.{layer}", expected_mtp, "none of its tensors")
+
+
+def _saved_by_transformers(names: Names, stack: str, layer: int) -> bool:
+    """transformers has no MTP layers, and drops them whole at each save; no list of the config names one then."""
+    checkpoint = names.checkpoint
+    if checkpoint.manifest is not None or "transformers_version" not in checkpoint.config:
+        return False
+    texts = [pattern.text for pattern in names.declared.excludes.patterns] if names.declared else []
+    return not any(re.search(rf"\blayers\.{layer}\b", text) for text in texts)
 
 
 def experts_whole(names: Names) -> Iterator[Finding]:

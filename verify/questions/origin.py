@@ -30,6 +30,7 @@ from shardmill.verify.formats.matrices import (
 )
 from shardmill.verify.formats.schemes import quantized
 from shardmill.verify.formats.table import FORMS
+from shardmill.verify.questions.companions import names_here
 from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
 from shardmill.verify.reading.header import DTYPE_BITS
 from shardmill.verify.reading.source import Source
@@ -139,11 +140,16 @@ def tallies_of(
     groups = {m: list(members.values()) for _, _, members in fused_groups(linears) for m in members.values()}
     tallies: dict[str, Tally] = {}
     chosen = list(_drawn(child, parent, linears, random))
+    before = {new: old for old, new in names_here(child, parent).items()}
     with OpenFiles(child.source) as ours, OpenFiles(parent.source) as theirs:
         for number, linear in enumerate(chosen):
             tally = tallies.setdefault(linear.kind, Tally())
             _count(
-                tally, linear, _Pair(child, parent, declared, ours, theirs, linears, groups), random, elements
+                tally,
+                linear,
+                _Pair(child, parent, before, declared, ours, theirs, linears, groups),
+                random,
+                elements,
             )
             progress(number + 1, len(chosen))
     return {kind: tally for kind, tally in tallies.items() if tally.blocks}
@@ -155,6 +161,7 @@ class _Pair:
 
     child: Checkpoint
     parent: Checkpoint
+    before: Mapping[str, str]  # name here -> the parent's, where they differ
     declared: Declaration | None
     ours: OpenFiles
     theirs: OpenFiles
@@ -163,11 +170,8 @@ class _Pair:
 
     def floats(self, linear: Linear) -> Matrix | None:
         """The parent's floats of a module, of the same shape, or None."""
-        renamed = {
-            new: old for old, new in (self.child.manifest.renamed if self.child.manifest else {}).items()
-        }
         name = linear.float_name
-        tensor = self.parent.tensors.get(renamed.get(name, name))
+        tensor = self.parent.tensors.get(self.before.get(name, name))
         if tensor is None or tensor.dtype not in FLOATS or not self.parent.readable(tensor):
             return None
         matrix = matrix_of(linear, self.declared, self.child.manifest)
@@ -182,7 +186,10 @@ def _drawn(
     by_kind: dict[str, list[Linear]] = {}
     for linear in linears.values():
         tensors = [*linear.scales.values(), *([linear.weight] if linear.weight else [])]
-        if can_decode(linear) and all(child.readable(tensor) for tensor in tensors):
+        plain = linear.extras.keys() <= {
+            "weight_shape"
+        }  # no formula here knows zero points or reordered groups
+        if plain and can_decode(linear) and all(child.readable(tensor) for tensor in tensors):
             by_kind.setdefault(linear.kind, []).append(linear)
     for found in by_kind.values():
         for place in np.sort(random.permutation(len(found))[:WEIGHTS]):

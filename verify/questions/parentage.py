@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from shardmill.verify.formats.schemes import FLOATS, SCALE_DTYPES, WEIGHTS, Linear, quantized, split_name
-from shardmill.verify.questions.companions import belongs_to, container_of, unfused
+from shardmill.verify.questions.beside_parent import ties_head
+from shardmill.verify.questions.companions import belongs_to, container_of, names_here, native_layout, unfused
 from shardmill.verify.questions.renames import claim_faults, rename_faults
 from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
 from shardmill.verify.reading.header import Tensor
@@ -80,7 +81,11 @@ def parentage(child: Checkpoint, linears: dict[str, Linear], source: Source, rep
         report.add(Finding("parent-faulty", worst.file, worst.tensor, "a parent without faults", got))
     origin = Parentage(parent)
     manifest = child.manifest
-    renamed = manifest.renamed if manifest is not None else {}
+    other = native_layout(child, parent)
+    if other:
+        report.leaves_out("parent", other)
+        return origin
+    renamed = names_here(child, parent)
     here = {name: renamed.get(name, name) for name in parent.tensors}
     kin = Kin(
         child, parent, linears, quantized(parent.tensors), here, frozenset(map(container_of, child.tensors))
@@ -93,6 +98,10 @@ def parentage(child: Checkpoint, linears: dict[str, Linear], source: Source, rep
     for name, theirs in parent.tensors.items():
         report.add(*_held(kin, origin, name, theirs))
     report.add(*_added(kin))
+    if report.count("head-tied"):
+        report.leaves_out(
+            "lm_head", "the child ties its head to its embedding, the parent has one of its own"
+        )
     _say_excused(origin, report)
     return origin
 
@@ -145,6 +154,9 @@ def _gone(kin: Kin, origin: Parentage, name: str, theirs: Tensor) -> Iterator[Fi
         origin.excuse("left out, as the manifest declares", name)
     elif manifest is None and unfused(theirs, kin.child.tensors):
         origin.excuse("a stack that was taken apart: not compared", name)
+    elif manifest is None and name.endswith("lm_head.weight") and ties_head(kin.child, kin.parent):
+        origin.excuse("a head of its own: not compared", name)
+        yield Finding("head-tied", theirs.file, name, f"the parent's {theirs}", "none; config.json ties it")
     else:
         yield Finding("lost-from-parent", theirs.file, name, f"the parent's {theirs}", "no such tensor")
 

@@ -126,6 +126,13 @@ def values(matrix: Matrix, opened: OpenFiles, first: int, last: int) -> F32:
     return decoded(matrix, opened, first, last)[0]
 
 
+def largest(matrix: Matrix, opened: OpenFiles) -> np.float32:
+    """The largest magnitude of a whole weight; NaN takes no part."""
+    return np.float32(
+        max(float(np.nanmax(np.abs(values(matrix, opened, *strip)), initial=0)) for strip in strips(matrix))
+    )
+
+
 def floats(tensor: Tensor, raw: NDArray[np.uint8]) -> F32:
     """Little-endian BF16, F16 or F32 bytes as f32, the last axis shrunk accordingly."""
     assert tensor.dtype in FLOATS

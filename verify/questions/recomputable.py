@@ -7,11 +7,10 @@ are those of FP8 in blocks that were floats. What is not recomputed is named wit
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from shardmill.verify.formats.blocks import Block
-from shardmill.verify.formats.encode import RECIPES
 from shardmill.verify.formats.laws import DECODED, LAWS, NUMERICS, OF_A_TENSOR, REBLOCK, Law
 from shardmill.verify.formats.linear import FLOATS, Linear
 from shardmill.verify.formats.matrices import Matrix
@@ -30,6 +29,7 @@ OF_NUMERICS = (
     "fp8-tensor",
     "fp8-channel",
 )  # that numerics may be asked of; a grid of one block or column looks like the last two
+OF_POWERS = ("mxfp4", "gpt-oss")  # a cast from these to NVFP4 keeps codes where it can
 UNSAID = "nothing says by which numerics they were made; say it with --numerics"
 
 
@@ -42,6 +42,7 @@ class Weight:
     numerics: str
     block: Block  # of what is compared at once
     law: Law | None  # None: the values, or the codes, are the parent's own
+    claims: bool = False  # whether the manifest counts the blocks that decode to the parent's very numbers
 
     @property
     def tensor(self) -> Tensor:
@@ -97,19 +98,22 @@ def recomputable(
 def _weight(pair: Pair, numerics: str, conversion: Conversion | None) -> Weight | None:
     """None where the numerics make no such blocks: `not_recomputed` then says so."""
     linear, columns = pair.child.linear, max(pair.child.shape[1], 1)
+    claims = conversion is not None and "exact_blocks" in conversion.counts
     if linear is None:
         if numerics not in DECODED:
             return None
         block = conversion.block if conversion is not None and conversion.block[0] > 1 else (1, columns)
-        return Weight(pair.child, pair.parent, numerics, block, None)
+        return Weight(pair.child, pair.parent, numerics, block, None, claims)
     if numerics == REBLOCK:
         coded = pair.parent.linear is not None and pair.parent.linear.weight is not None
         return Weight(pair.child, pair.parent, numerics, pair.child.block, None) if coded else None
     law = _law(linear, numerics)
     if law is None or linear.grid is None:
         return None
+    if pair.parent.linear is not None and pair.parent.linear.kind in OF_POWERS:
+        law = replace(law, total=None)  # of the parent's exponents, and proven by what decodes to the same
     block = (1, columns) if law.by_row else pair.child.block
-    weight = Weight(pair.child, pair.parent, numerics, block, law)
+    weight = Weight(pair.child, pair.parent, numerics, block, law, claims)
     return weight if prod(linear.grid.shape) == weight.blocks or law.by_row else None
 
 
@@ -163,6 +167,3 @@ def not_recomputed(child: Checkpoint, parent: Checkpoint, taken: Collection[str]
             why = f"{form}: nothing says how they were made"
         passed.setdefault(why, []).append(name)
     return passed
-
-
-__all__ = ["OF_NUMERICS", "RECIPES", "Weight", "not_recomputed", "recomputable"]

@@ -21,7 +21,7 @@ from shardmill.verify.formats.matrices import (
     scale_values,
     values,
 )
-from shardmill.verify.questions.recomputable import Weight
+from shardmill.verify.questions.recomputable import OF_POWERS, Weight
 from shardmill.verify.reading.header import DTYPE_BITS, Tensor
 from shardmill.verify.rules.findings import Finding
 
@@ -33,7 +33,7 @@ _BYTES = ("F8_E4M3", "I8")  # of codes: one each
 @dataclass(slots=True)
 class Count:
     compared: int = 0
-    exact: int = 0  # blocks of recover/1 that decode to the parent's bits
+    exact: int = 0  # blocks that decode to the parent's numbers, where the manifest counts these
     wrong: int = 0
     totals: int = 0  # numbers of a whole weight that were made again
     findings: list[Finding] = field(default_factory=list)
@@ -104,22 +104,33 @@ def _compare(
     place = weight.place(number)
     if weight.numerics == REBLOCK:
         return _reblocked(weight, place, scales.flat[number], ours, theirs)
+    if weight.law is None:
+        return _rounded(weight, place, ours, theirs, count)
     source = _values(weight.parent, place, theirs)
     if not np.isfinite(source).all():
         return "a finite block in the parent", "NaN or infinity"
-    if weight.law is None:
-        return _rounded(source, _values(weight.child, place, ours))
     codes, scale = _codes(weight.child, place, ours), np.float32(scales.flat[number])
     bf16_parent = weight.parent.linear is None and weight.parent.tensor.dtype == "BF16"
-    if weight.numerics == "recover/1" and bf16_parent and decodes_to(source, scale, codes):
+    if weight.numerics == "recover/1" and bf16_parent:
+        if decodes_to(source, scale, codes):
+            count.exact += 1
+            return None
+    elif weight.claims and np.array_equal(_values(weight.child, place, ours), source):
         count.exact += 1
-        return None
-    with np.errstate(all="ignore"):  # a stored number may be anything
-        if weight.parent.linear is not None and weight.parent.linear.kind in ("mxfp4", "gpt-oss"):
-            made = _of_powers(weight, place, source, total, ours, theirs)
-        else:
-            made = weight.law.encode(source, total)
+    made = _made(weight, place, source, total, ours, theirs)
     return _unlike(made, scale, codes) if made is not None else None
+
+
+def _made(
+    weight: Weight, place: Place, source: F32, total: np.float32, ours: OpenFiles, theirs: OpenFiles
+) -> tuple[np.float32, U8] | None:
+    """Scale and codes by the law; None where the child's block is proven otherwise."""
+    assert weight.law is not None
+    parent = weight.parent.linear
+    with np.errstate(all="ignore"):  # a stored number may be anything
+        if parent is not None and parent.kind in OF_POWERS:
+            return _of_powers(weight, place, source, total, ours, theirs)
+        return weight.law.encode(source, total)
 
 
 def _of_powers(
@@ -149,10 +160,14 @@ def _unlike(made: tuple[np.float32, U8], scale: np.float32, codes: U8) -> Wrong:
     return f"code 0x{want_codes[r, c]:02x} at [{r}, {c}]", f"0x{codes[r, c]:02x}"
 
 
-def _rounded(source: F32, got: F32) -> Wrong:
+def _rounded(weight: Weight, place: Place, ours: OpenFiles, theirs: OpenFiles, count: Count) -> Wrong:
     """Floats that are the parent's values as BF16."""
+    source, got = _values(weight.parent, place, theirs), _values(weight.child, place, ours)
+    if not np.isfinite(source).all():
+        return "a finite block in the parent", "NaN or infinity"
+    count.exact += bool(np.array_equal(source, got))
     wanted = bf16(source)
-    differs = np.ascontiguousarray(wanted).view(np.uint32) != np.ascontiguousarray(got).view(np.uint32)
+    differs = wanted.view(np.uint32) != np.ascontiguousarray(got).view(np.uint32)
     if not differs.any():
         return None
     r, c = np.argwhere(differs)[0]

@@ -202,8 +202,12 @@ def _claims(child: Checkpoint, counts: Mapping[str, Count], blocks: Mapping[str,
     """A claim of lossless blocks is false where more were seen, or more that are not, than it leaves room for."""
     for name, conversion in (child.manifest.conversions if child.manifest else {}).items():
         claimed = conversion.counts.get("exact_blocks")
-        if claimed is None or name not in counts:
-            continue
+        if (
+            claimed is None
+            or name not in counts
+            or conversion.counts.get("blocks", blocks[name]) != blocks[name]
+        ):
+            continue  # not said, not looked at, or counted by other blocks
         seen = counts[name]
         lossy = seen.compared - seen.exact
         if not seen.exact <= claimed <= blocks[name] - lossy:
@@ -221,7 +225,7 @@ def _facts(counts: list[Count], total: int, seed: int, passed_over: int) -> dict
     if totals:
         facts["numbers of a whole weight"] = f"{totals:,} made again"
     if exact:
-        facts["lossless blocks"] = f"{exact:,} of {compared:,} decode to the parent's BF16 bit for bit"
+        facts["lossless blocks"] = f"{exact:,} of {compared:,} decode to the parent's numbers bit for bit"
     if compared == total:
         rest = f", but {passed_over:,} weights were not recomputed at all" if passed_over else ""
         facts["unseen"] = f"nothing: every block of these weights was compared{rest}"

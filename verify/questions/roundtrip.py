@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from shardmill.verify.formats.declared import Declaration, declaration
 from shardmill.verify.formats.fused import kind_of
+from shardmill.verify.formats.laws import REBLOCK
 from shardmill.verify.formats.matrices import (
     Matrix,
     OpenFiles,
@@ -31,6 +32,7 @@ from shardmill.verify.formats.schemes import FLOATS, PACKED, Linear, is_scale, q
 from shardmill.verify.questions.coverage import form_of
 from shardmill.verify.questions.local_errors import LocalErrors
 from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
+from shardmill.verify.reading.manifest import Conversion
 from shardmill.verify.reading.progress import Progress
 from shardmill.verify.reading.source import Source
 from shardmill.verify.reading.threads import pinned
@@ -193,16 +195,19 @@ def pairs_of(child: Checkpoint, parent: Checkpoint, everything: bool) -> Iterato
             continue
         other = _parents_matrix(parent, their_linear, name, declared_there)
         matrix = matrix_of(linear, declared, child.manifest)
-        if other is None or other.shape != matrix.shape:
-            continue
         conversion = child.manifest.conversions.get(linear.weight.name) if child.manifest else None
+        if other is None or other.shape != matrix.shape or _transposed(child, conversion):
+            continue
         family = conversion.family if conversion is not None else kind_of(linear.module)
         same = conversion is not None and conversion.numerics == REBLOCK
         yield Pair(linear.weight.name, family, matrix, other, same)
     yield from _float_pairs(child, parent, theirs, renamed, declared_there)
 
 
-REBLOCK = "reblock/1"
+def _transposed(child: Checkpoint, conversion: Conversion | None) -> bool:
+    """Whether the parent stores rows as columns, which a square weight's shape does not show."""
+    manifest = child.manifest
+    return manifest is not None and conversion is not None and conversion.family in manifest.transposed
 
 
 def _same_form(linear: Linear, other: Linear) -> bool:

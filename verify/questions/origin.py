@@ -203,18 +203,18 @@ def _count(tally: Tally, linear: Linear, pair: _Pair, random: np.random.Generato
         ]
         tally.blocks += len(sample.values)
         for formula in wanted:
-            tally.equal[formula.name] = tally.equal.get(formula.name, 0) + _given(formula, sample)
+            tally.equal[formula.name] = tally.equal.get(formula.name, 0) + _given(formula, sample, random)
             if linear.kind in E4M3_KINDS and formula.proves is None:
                 found = list(_altered(formula, linear, first, sample))
                 tally.altered.setdefault(formula.name, []).extend(found[:ALTERED_MAX])
     tally.weights += seen
 
 
-def _given(formula: Formula, sample: Sample) -> int:
-    """How many blocks the formula gives; of the slow proofs, all if it gives each of the first."""
+def _given(formula: Formula, sample: Sample, random: np.random.Generator) -> int:
+    """How many blocks the formula gives; of the slow proofs, all if it gives each of some that are drawn."""
     if formula.proves is None or len(sample.values) <= PROOF_BLOCKS:
         return int(formula.equal(sample).sum())
-    got = int(formula.equal(_front(sample)).sum())
+    got = int(formula.equal(_some(sample, random.permutation(len(sample.values))[:PROOF_BLOCKS])).sum())
     return len(sample.values) if got == PROOF_BLOCKS else got
 
 
@@ -233,8 +233,7 @@ def _asked(kind: str, dtype: str) -> Iterator[Formula]:
             yield formula
 
 
-def _front(sample: Sample) -> Sample:
-    n = slice(0, PROOF_BLOCKS)
+def _some(sample: Sample, n: NDArray[np.int64]) -> Sample:
     return Sample(
         sample.values[n], sample.amax[n], sample.scales[n], sample.codes[n], sample.total, sample.low
     )

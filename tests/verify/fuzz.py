@@ -226,7 +226,11 @@ QUESTIONS: tuple[Question, ...] = (
 
 
 def check_file(
-    files: Files, name: str, data: bytes, questions: Sequence[Question] = QUESTIONS, floats: Files | None = None
+    files: Files,
+    name: str,
+    data: bytes,
+    questions: Sequence[Question] = QUESTIONS,
+    floats: Files | None = None,
 ) -> None:
     source = Memory({**files, name: data})
     for question in questions:
@@ -236,6 +240,7 @@ def check_file(
 def run(inputs: int, first_seed: int = 0, say: Callable[[str], None] = lambda line: None) -> float:
     """Tries `inputs` inputs, half of them headers; the seconds of the slowest."""
     corpus, slowest = Corpus(), [0.0]
+
     def timed(check: Callable[[], None]) -> None:
         begin = time.process_time()  # a busy machine must not count against us
         check()

@@ -139,13 +139,17 @@ def _mutated(formula: Formula, clean: Sample, random: np.random.Generator) -> Sa
         off = np.float32(1 + 2.0 ** -random.integers(1, 13) * random.choice([-1, 1]))
         way = random.integers(6)
         if way == 0:  # stored as it is, codes by another
-            return replace(clean, scales=scale, codes=formula.codes(replace(clean, values=clean.values * off), scale))
+            return replace(
+                clean, scales=scale, codes=formula.codes(replace(clean, values=clean.values * off), scale)
+            )
         if way == 1:  # stored and used
             return replace(clean, scales=scale * off, codes=formula.codes(clean, scale * off))
         if way == 2:  # the largest magnitude but one
             second = np.sort(np.abs(clean.values), axis=1)[:, -2 - random.integers(6)][:, None]
             other = replace(clean, amax=second)
-            return replace(clean, scales=formula.scale(other), codes=formula.codes(other, formula.scale(other)))
+            return replace(
+                clean, scales=formula.scale(other), codes=formula.codes(other, formula.scale(other))
+            )
         if way == 3:  # the neighbour's scale
             moved = np.roll(scale, int(random.integers(1, 9)), axis=0)
             return replace(clean, scales=moved, codes=formula.codes(clean, moved))
@@ -154,7 +158,9 @@ def _mutated(formula: Formula, clean: Sample, random: np.random.Generator) -> Sa
         if way == 4:  # codes a step nearer to zero
             codes = np.where(some & (codes & 0x7 > 0), codes - 1, codes).astype(np.uint8)
         else:  # signs
-            codes = np.where(some & (codes > 0), codes ^ (8 if codes.max() < 16 else 0x80), codes).astype(np.uint8)
+            codes = np.where(some & (codes > 0), codes ^ (8 if codes.max() < 16 else 0x80), codes).astype(
+                np.uint8
+            )
         return replace(clean, scales=scale, codes=codes)
 
 

@@ -33,6 +33,8 @@ from tests.pipeline.parents import build
 from tests.pipeline.repairs.test_repairs import HEAD, RECONCILE, REST, expert, write_parent
 from tests.pipeline.repairs.test_repairs import build as build_repaired
 
+# The weights are hard: outliers in every row.
+LOOSE = Limits(dict.fromkeys(Limits().error, 0.5), dict.fromkeys(Limits().gain, 0.2), 0.8, 0.2, 0.7)
 ROWS, COLUMNS = 12, 128
 HOME = "model.layers.0.mlp"
 
@@ -62,6 +64,18 @@ def _holds(folder: Path) -> None:
     compared, total = str(report.facts["blocks"]).replace(",", "").split()[0:3:2]
     assert (report.findings, report.not_checked, compared) == ([], {}, total)
     assert int(total) > 0
+    _no_alarm(folder)
+
+
+ABOUT_A_TOY = {"dtype-unsaid", "nothing-quantized"}  # the parent is one Linear and a norm
+
+
+def _no_alarm(folder: Path) -> None:
+    """The other questions about the pair find no fault either."""
+    child, parent = Folder(folder / "out"), Folder(folder / "parent")
+    for report in (integrity(child, parent), roundtrip(child, parent, LOOSE)):
+        faults = [f for f in report.findings if f.severity != "info" and f.slug not in ABOUT_A_TOY]
+        assert faults == []
 
 
 def _altered(folder: Path) -> None:
@@ -198,17 +212,15 @@ def test_what_was_block_fp8_is_made_again(tmp_path: Path, profile: str, keys: st
 
 
 @pytest.mark.parametrize("square", [False, True])
-def test_a_stack_that_was_stored_transposed_is_named_and_no_fault(tmp_path: Path, square: bool) -> None:
+def test_a_stack_that_was_stored_transposed_is_made_again(tmp_path: Path, square: bool) -> None:
     """Where rows and columns are as many, the recipe in the manifest alone says that they changed places."""
-    experts = bell(81, 3, 128, 128 if square else 256)
+    experts = bell(81, 3, 32, 32 if square else 64)
     stored = np.ascontiguousarray(experts.transpose(0, 2, 1))
     parent_of(tmp_path / "parent", {f"{HOME}.experts.down_proj": ("BF16", stored)})
     text = recipe(tmp_path, "mxfp8", globs="**.experts.down_proj", keys="transposed = true\n")
     build(tmp_path / "parent", tmp_path / "out", text)
-    report = _asked(tmp_path)
-    assert report.findings == []
-    assert any("not recomputed" in topic for topic in report.not_checked)
-    assert roundtrip(Folder(tmp_path / "out"), Folder(tmp_path / "parent"), Limits()).findings == []
+    _holds(tmp_path)
+    _altered(tmp_path)
 
 
 def test_a_stack_is_made_again_expert_by_expert(tmp_path: Path) -> None:

@@ -54,6 +54,8 @@ def split_name(name: str) -> tuple[str, str]:
     module, _, leaf = name.rpartition(".")
     if leaf in SCALE_DTYPES:
         return module, leaf
+    if leaf.endswith("proj_scale"):  # of a stack of experts, whose codes have no `.weight`
+        return f"{module}.{leaf.removesuffix('_scale')}", "weight_scale"
     for ending, meaning in _FUSED.items():
         if leaf.endswith(ending) and leaf != ending:
             return f"{module}.{leaf.removesuffix(ending)}", meaning

@@ -93,6 +93,19 @@ def recomputable(
         weight = _weight(pair, made_by, conversion)
         if weight is not None:
             yield from _within_bounds(weight, report)
+        else:
+            got = f"{made_by}, which makes no {said_kind(pair)}"
+            report.add(
+                Finding("recipe-unknown", tensor.file, tensor.name, "numerics that make such blocks", got)
+            )
+
+
+def said_kind(pair: Pair) -> str:
+    linear = pair.child.linear
+    if linear is None:
+        return f"{pair.child.tensor.dtype} of this origin"
+    grid = f" with scales in {linear.grid.dtype} {list(linear.grid.shape)}" if linear.grid is not None else ""
+    return f"{linear.kind}{grid}"
 
 
 def _weight(pair: Pair, numerics: str, conversion: Conversion | None) -> Weight | None:

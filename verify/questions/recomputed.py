@@ -191,7 +191,7 @@ def _reblocked(weight: Weight, place: Place, scale: np.float32, ours: OpenFiles,
 
 def _values(matrix: Matrix, place: Place, opened: OpenFiles) -> F32:
     """f32 [rows, columns] of a block."""
-    if matrix.linear is None:
+    if matrix.linear is None and not matrix.transposed:
         return floats(matrix.tensor, _bytes(matrix.tensor, matrix.shape[1], place, opened))
     first, last, left, right = place
     return np.ascontiguousarray(values(matrix, opened, first, last)[:, left:right])

@@ -196,7 +196,9 @@ def pairs_of(child: Checkpoint, parent: Checkpoint, everything: bool) -> Iterato
         other = _parents_matrix(parent, their_linear, name, declared_there)
         matrix = matrix_of(linear, declared, child.manifest)
         conversion = child.manifest.conversions.get(linear.weight.name) if child.manifest else None
-        if other is None or other.shape != matrix.shape or _transposed(child, conversion):
+        if other is not None and _transposed(child, conversion, other):
+            other = Matrix(other.tensor, transposed=True)
+        if other is None or other.shape != matrix.shape:
             continue
         family = conversion.family if conversion is not None else kind_of(linear.module)
         same = conversion is not None and conversion.numerics == REBLOCK
@@ -204,10 +206,11 @@ def pairs_of(child: Checkpoint, parent: Checkpoint, everything: bool) -> Iterato
     yield from _float_pairs(child, parent, theirs, renamed, declared_there)
 
 
-def _transposed(child: Checkpoint, conversion: Conversion | None) -> bool:
-    """Whether the parent stores rows as columns, which a square weight's shape does not show."""
+def _transposed(child: Checkpoint, conversion: Conversion | None, parent: Matrix) -> bool:
+    """Whether the parent's floats have rows for columns, which a square weight's shape does not show."""
     manifest = child.manifest
-    return manifest is not None and conversion is not None and conversion.family in manifest.transposed
+    said = manifest is not None and conversion is not None and conversion.family in manifest.transposed
+    return said and parent.linear is None and len(parent.tensor.shape) >= 2
 
 
 def _same_form(linear: Linear, other: Linear) -> bool:

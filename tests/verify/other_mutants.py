@@ -158,7 +158,7 @@ def _hole(name: str, place: int, size: int) -> Change:
 
 def _half_hole(name: str, half: int) -> Change:
     def changed(model: Model) -> bool:
-        if name not in model.names or len(model[name].data) < 4:
+        if name not in model.names or np.prod(model[name].shape) < 2:
             return False
         size = len(model[name].data) // 2
         _write(model[name], half * size, bytes(size))

@@ -89,7 +89,9 @@ def reproduce(
     report.add(*_claims(child, by_name, {weight.tensor.name: weight.blocks for weight in weights}))
     report.checks("blocks")
     total = sum(weight.blocks for weight in weights)
-    report.facts.update(_facts(list(counts.values()), total, seed, sum(map(len, left_out.values()))))
+    report.facts.update(_facts(list(counts.values()), total, sum(map(len, left_out.values()))))
+    if blocks is not None:
+        report.facts["seed"] = seed
     return report
 
 
@@ -216,7 +218,7 @@ def _claims(child: Checkpoint, counts: Mapping[str, Count], blocks: Mapping[str,
             yield Finding("claim-false", MANIFEST, name, expected, got)
 
 
-def _facts(counts: list[Count], total: int, seed: int, passed_over: int) -> dict[str, object]:
+def _facts(counts: list[Count], total: int, passed_over: int) -> dict[str, object]:
     compared, wrong, exact = (
         sum(getattr(count, name) for count in counts) for name in ("compared", "wrong", "exact")
     )
@@ -230,7 +232,6 @@ def _facts(counts: list[Count], total: int, seed: int, passed_over: int) -> dict
         rest = f", but {passed_over:,} weights were not recomputed at all" if passed_over else ""
         facts["unseen"] = f"nothing: every block of these weights was compared{rest}"
     else:
-        facts["seed"] = seed
         facts["unseen"] = {
             f"if {f:.1%} of all blocks were wrong": f"none of these with probability {(1 - f) ** compared:.2g}"
             for f in FRACTIONS

@@ -121,7 +121,7 @@ def parse_header(file: str, header: bytes, file_bytes: int) -> Header:
 
 
 def _ordinary(raw: RawTensor) -> bool:
-    """Whether `_entry_faults` has nothing to say, told quickly of nearly all entries."""
+    """Whether `_entry_faults` has nothing to say, which holds of nearly all entries."""
     name, span = raw.name, raw.end - raw.begin
     return (
         name.isprintable()

@@ -216,7 +216,7 @@ def _matrix(model: Model, name: str) -> np.ndarray | None:  # type: ignore[type-
 def _rows_exchanged(name: str) -> Change:
     def changed(model: Model) -> bool:
         rows = _matrix(model, name)
-        if rows is None:
+        if rows is None or rows.shape[1] < 32:
             return False
         rows[[3, 40]] = rows[[40, 3]]
         model[name].data = rows.tobytes()
@@ -228,7 +228,7 @@ def _rows_exchanged(name: str) -> Change:
 def _column_flipped(name: str) -> Change:
     def changed(model: Model) -> bool:
         rows = _matrix(model, name)
-        if rows is None:
+        if rows is None or rows.shape[1] < 32:  # bitsandbytes stores a column of bytes
             return False
         dtype = model[name].dtype
         if dtype == "I8":
@@ -247,7 +247,7 @@ def _column_flipped(name: str) -> Change:
 def _row_of_zeros(name: str) -> Change:
     def changed(model: Model) -> bool:
         rows = _matrix(model, name)
-        if rows is None:
+        if rows is None or rows.shape[1] < 32:
             return False
         rows[7] = 0x88 if model[name].dtype == "I32" else 0
         model[name].data = rows.tobytes()

@@ -30,7 +30,7 @@ from shardmill.verify.formats.matrices import (
 )
 from shardmill.verify.formats.schemes import FLOATS, PACKED, Linear, is_scale, quantized, split_name
 from shardmill.verify.questions.coverage import form_of
-from shardmill.verify.questions.local_errors import LocalErrors
+from shardmill.verify.questions.local_errors import MOVED, LocalErrors
 from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
 from shardmill.verify.reading.manifest import Conversion
 from shardmill.verify.reading.progress import Progress
@@ -293,7 +293,7 @@ def loss_of(pair: Pair, source: Source, parent: Source) -> Loss:
     kind = pair.child.linear.kind if pair.child.linear is not None else "float"
     loss = Loss(pair.name, kind)
     limited = pair.limited
-    local = LocalErrors(pair.child.shape, pair.child.block, limited) if limited in ("fp8", "fp4") else None
+    local = LocalErrors(pair.child.shape, pair.child.block, limited) if limited in MOVED else None
     with OpenFiles(source) as ours, OpenFiles(parent) as theirs:
         for first, last in strips(pair.child):
             want = values(pair.parent, theirs, first, last)

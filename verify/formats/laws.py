@@ -161,6 +161,10 @@ LAWS: Mapping[tuple[str, str], Law] = {
 OF_A_TENSOR = Law(
     _tensor_fp8, ("F32",), tensor_scale, by_row=True
 )  # FP8, amax/1, one scale of fewer than two axes
-DECODED = ("dequantize/1", "bf16/1")  # codes, or floats, as BF16
+DECODED = (
+    "dequantize/1",
+    "dequantise/1",
+    "bf16/1",
+)  # codes, or floats, as BF16; the second is format 1's word
 REBLOCK, RECONCILE = "reblock/1", "reconcile/1"
 NUMERICS = frozenset((*(numerics for _, numerics in LAWS), *DECODED, REBLOCK, RECONCILE))

@@ -43,7 +43,7 @@ def encode_block(block: F32, recipe: str) -> tuple[np.float32, U8]:
         scale = max(_divided(amax, MAX), SMALLEST_F32)
         if recipe == "mse/1" and scale >= _SEARCHED_FROM:
             scale = _least_error(block, scale)
-    return scale, nearest(_quotients(block, scale))
+    return scale, nearest(quotients(block, scale))
 
 
 def _least_error(block: F32, plain: np.float32) -> np.float32:
@@ -51,9 +51,9 @@ def _least_error(block: F32, plain: np.float32) -> np.float32:
     best, least = plain, np.inf
     for step in range(_OCTAVE):
         trial = plain * np.float32(1 + step / _OCTAVE)
-        quotients = _quotients(block, trial)
-        values = np.copysign(_MAGNITUDES[nearest(quotients) & 0x7F], quotients)
-        units = int(np.rint((quotients - values) ** 2 * 2.0**30).astype(np.int64).sum())
+        ratios = quotients(block, trial)
+        values = np.copysign(_MAGNITUDES[nearest(ratios) & 0x7F], ratios)
+        units = int(np.rint((ratios - values) ** 2 * 2.0**30).astype(np.int64).sum())
         error = float(units) * float(trial) ** 2
         if error < least:
             best, least = trial, error
@@ -65,7 +65,7 @@ def _divided(a: Any, b: Any) -> np.float32:
     return np.float32(np.float64(a) / np.float64(b))
 
 
-def _quotients(block: F32, scale: np.float32) -> NDArray[np.float64]:
+def quotients(block: F32, scale: np.float32) -> NDArray[np.float64]:
     rounded: F32 = (block.astype(np.float64) / np.float64(scale)).astype(np.float32)
     return np.asarray(np.clip(rounded, -MAX, MAX), np.float64)
 

@@ -39,10 +39,13 @@ class Matrix:
     linear: Linear | None = None
     block: Block = (1, 1)
     bits: int = 0  # of an integer code in words, where the config says it
+    transposed: bool = False  # of floats: the tensor holds [..., columns, rows]
 
     @property
     def shape(self) -> tuple[int, int]:
         shape = self.linear.shape if self.linear is not None else self.tensor.shape
+        if self.transposed:
+            shape = (*shape[:-2], shape[-1], shape[-2])
         if self.linear is not None and self.linear.kind == "int-pack" and shape:
             shape = (*shape[:-1], shape[-1] * 4 // self.word_bits)
         return prod(shape[:-1]), shape[-1] if shape else 1
@@ -124,9 +127,32 @@ def strips(matrix: Matrix, row_multiple: int = 1) -> Iterator[tuple[int, int]]:
 
 def values(matrix: Matrix, opened: OpenFiles, first: int, last: int) -> F32:
     """f32 [last - first, columns]"""
+    if matrix.transposed:
+        return _across(matrix.tensor, opened, first, last)
     if matrix.linear is None:
         return floats(matrix.tensor, opened.rows(matrix.tensor, first, last))
     return decoded(matrix, opened, first, last)[0]
+
+
+def _across(tensor: Tensor, opened: OpenFiles, first: int, last: int) -> F32:
+    """Rows [first, last) of the weight that is stored transposed: a short read in each of the stored rows."""
+    stored, rows, width = tensor.shape[-2], tensor.shape[-1], DTYPE_BITS[tensor.dtype] // 8
+    strips = []
+    while first < last:
+        bank, begin = divmod(first, rows)
+        end = min(begin + last - first, rows)
+        places = (((bank * stored + row) * rows + begin) * width for row in range(stored))
+        raw = np.stack([opened.bytes(tensor, place, place + (end - begin) * width) for place in places])
+        strips.append(floats(tensor, raw).T)
+        first += end - begin
+    return np.ascontiguousarray(np.concatenate(strips))
+
+
+def largest(matrix: Matrix, opened: OpenFiles) -> np.float32:
+    """The largest magnitude of a whole weight; NaN takes no part."""
+    return np.float32(
+        max(float(np.nanmax(np.abs(values(matrix, opened, *strip)), initial=0)) for strip in strips(matrix))
+    )
 
 
 def floats(tensor: Tensor, raw: NDArray[np.uint8]) -> F32:

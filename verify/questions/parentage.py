@@ -8,9 +8,11 @@ decodes both), and a whole block that the manifest declares as left out; each is
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from shardmill.verify.formats.laws import NUMERICS, REBLOCK, RECONCILE
 from shardmill.verify.formats.schemes import FLOATS, SCALE_DTYPES, WEIGHTS, Linear, quantized, split_name
 from shardmill.verify.questions.beside_parent import ties_head
 from shardmill.verify.questions.companions import belongs_to, container_of, names_here, native_layout, unfused
@@ -22,8 +24,11 @@ from shardmill.verify.reading.source import Source
 from shardmill.verify.reading.stream import FileJob, FileResult, Task
 from shardmill.verify.rules.findings import Finding, Report
 
-REPAIRS = ("reconcile/1",)  # that change scales in place
+REPAIRS = (RECONCILE,)  # that change scales in place
 REPAIRED_LEAVES = ("weight_scale", "weight_scale_2")
+
+
+_ENDS = re.compile(r"(?<![^.])(norm|ln_f|final_layernorm|embed_tokens|wte)\.weight$")
 
 
 @dataclass(slots=True)
@@ -118,8 +123,11 @@ def _held(kin: Kin, origin: Parentage, name: str, theirs: Tensor) -> Iterator[Fi
     ours = kin.child.tensors.get(kin.here[name])
     if ours is None:
         yield from _gone(kin, origin, name, theirs)
+    elif _re_encoded(kin, name):
+        origin.excuse("converted: roundtrip and reproduce compare it", name)
     elif (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):
         if _in_converted_module(kin, name):
+            yield from _unrecorded(kin, name)
             origin.excuse("converted: roundtrip and reproduce compare it", name)
         elif kin.manifest is None and _rounded(ours, theirs):
             origin.excuse("floats of another dtype: roundtrip compares them", name)
@@ -145,14 +153,15 @@ RECOMPUTED = (
 def _gone(kin: Kin, origin: Parentage, name: str, theirs: Tensor) -> Iterator[Finding]:
     manifest = kin.manifest
     if _in_converted_module(kin, name):
+        yield from _unrecorded(kin, name)
         origin.excuse("converted: roundtrip and reproduce compare it", name)
     elif manifest is not None and name in manifest.dropped:
         block = container_of(name)
-        if block in kin.containers and not name.endswith(RECOMPUTED):
+        if (block in kin.containers or _of_the_trunk(kin, name)) and not name.endswith(RECOMPUTED):
             got = f"left out, and other tensors of {block} are here"
             yield Finding("dropped-in-part", theirs.file, name, "a whole block left out", got)
         origin.excuse("left out, as the manifest declares", name)
-    elif manifest is None and unfused(theirs, kin.child.tensors):
+    elif (manifest is None or _taken_apart(manifest, name)) and unfused(theirs, kin.child.tensors):
         origin.excuse("a stack that was taken apart: not compared", name)
     elif manifest is None and name.endswith("lm_head.weight") and ties_head(kin.child, kin.parent):
         origin.excuse("a head of its own: not compared", name)
@@ -161,19 +170,63 @@ def _gone(kin: Kin, origin: Parentage, name: str, theirs: Tensor) -> Iterator[Fi
         yield Finding("lost-from-parent", theirs.file, name, f"the parent's {theirs}", "no such tensor")
 
 
+def _of_the_trunk(kin: Kin, name: str) -> bool:
+    """Whether a tensor is the embedding or the last norm of a stack of layers that is here."""
+    front = _ENDS.sub("", name)
+    return front != name and any(container.startswith(front) for container in kin.containers)
+
+
+def _taken_apart(manifest: Manifest, name: str) -> bool:
+    """Whether the manifest has a conversion of a part of this stack of experts."""
+    bank = name.rpartition(".")[0]
+    return any(weight.startswith(f"{bank}.0.") for weight in manifest.conversions)
+
+
+def _re_encoded(kin: Kin, name: str) -> bool:
+    """Whether a part of the parent's codes has new bytes by the manifest, though it may keep its dtype and shape."""
+    if kin.manifest is None or not _in_converted_module(kin, name):
+        return False
+    linear = kin.linears.get(_split(kin.here[name], kin)[0])
+    weight = linear.weight if linear is not None else None
+    conversion = kin.manifest.conversions.get(weight.name) if weight is not None else None
+    return conversion is not None and conversion.numerics in NUMERICS - {REBLOCK, RECONCILE}
+
+
+def _unrecorded(kin: Kin, name: str) -> Iterator[Finding]:
+    """A weight in another form, of which a child with a manifest does not say how it was made."""
+    module, before = _split(kin.here[name], kin)[0], _split(name, kin)[0]
+    weight = _weight(kin.child, module, kin.linears.get(module))
+    if kin.manifest is None or weight is None or name != _main(kin, before):
+        return
+    if weight.name not in kin.manifest.conversions:
+        expected = "a record of its conversion in the manifest"
+        yield Finding("conversion-record", weight.file, weight.name, expected, "none")
+
+
+def _main(kin: Kin, module: str) -> str:
+    weight = _weight(kin.parent, module, kin.theirs.get(module))
+    return weight.name if weight is not None else ""
+
+
 def _in_converted_module(kin: Kin, name: str) -> bool:
     """Whether a parent's tensor is the weight, or a scale, of a module that has another form here."""
-    module, leaf = split_name(kin.here[name])
+    module, leaf = _split(kin.here[name], kin)
+    before_module = _split(name, kin)[0]
     if leaf not in WEIGHTS and leaf not in SCALE_DTYPES and module not in kin.theirs:
         return False
-    ours, theirs = kin.linears.get(module), kin.theirs.get(split_name(name)[0])
+    ours, theirs = kin.linears.get(module), kin.theirs.get(before_module)
     if ours is None and theirs is None:
         return False
     weight = _weight(kin.child, module, ours)
-    before = _weight(kin.parent, split_name(name)[0], theirs)
+    before = _weight(kin.parent, before_module, theirs)
     if weight is None or before is None:
         return False
     return leaf != "bias" and _form(weight, ours) != _form(before, theirs)
+
+
+def _split(name: str, kin: Kin) -> tuple[str, str]:
+    """(module, leaf); a stack of experts has the module's own name."""
+    return (name, "weight") if name in kin.linears or name in kin.theirs else split_name(name)
 
 
 def _weight(checkpoint: Checkpoint, module: str, linear: Linear | None) -> Tensor | None:

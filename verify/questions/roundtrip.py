@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from shardmill.verify.formats.declared import Declaration, declaration
 from shardmill.verify.formats.fused import kind_of
+from shardmill.verify.formats.laws import REBLOCK
 from shardmill.verify.formats.matrices import (
     Matrix,
     OpenFiles,
@@ -30,8 +31,9 @@ from shardmill.verify.formats.matrices import (
 from shardmill.verify.formats.schemes import FLOATS, PACKED, Linear, is_scale, quantized, split_name
 from shardmill.verify.questions.companions import names_here, native_layout
 from shardmill.verify.questions.coverage import form_of
-from shardmill.verify.questions.local_errors import LocalErrors
+from shardmill.verify.questions.local_errors import MOVED, LocalErrors
 from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
+from shardmill.verify.reading.manifest import Conversion
 from shardmill.verify.reading.progress import Progress
 from shardmill.verify.reading.source import Source
 from shardmill.verify.reading.threads import pinned
@@ -199,16 +201,22 @@ def pairs_of(child: Checkpoint, parent: Checkpoint, everything: bool) -> Iterato
             continue
         other = _parents_matrix(parent, their_linear, name, declared_there)
         matrix = matrix_of(linear, declared, child.manifest)
+        conversion = child.manifest.conversions.get(linear.weight.name) if child.manifest else None
+        if other is not None and _transposed(child, conversion, other):
+            other = Matrix(other.tensor, transposed=True)
         if other is None or other.shape != matrix.shape:
             continue
-        conversion = child.manifest.conversions.get(linear.weight.name) if child.manifest else None
         family = conversion.family if conversion is not None else kind_of(linear.module)
         same = conversion is not None and conversion.numerics == REBLOCK
         yield Pair(linear.weight.name, family, matrix, other, same)
     yield from _float_pairs(child, parent, theirs, renamed, declared_there)
 
 
-REBLOCK = "reblock/1"
+def _transposed(child: Checkpoint, conversion: Conversion | None, parent: Matrix) -> bool:
+    """Whether the parent's floats have rows for columns, which a square weight's shape does not show."""
+    manifest = child.manifest
+    said = manifest is not None and conversion is not None and conversion.family in manifest.transposed
+    return said and parent.linear is None and len(parent.tensor.shape) >= 2
 
 
 def _same_form(linear: Linear, other: Linear) -> bool:
@@ -292,7 +300,7 @@ def loss_of(pair: Pair, source: Source, parent: Source) -> Loss:
     kind = pair.child.linear.kind if pair.child.linear is not None else "float"
     loss = Loss(pair.name, kind)
     limited = pair.limited
-    local = LocalErrors(pair.child.shape, pair.child.block, limited) if limited in ("fp8", "fp4") else None
+    local = LocalErrors(pair.child.shape, pair.child.block, limited) if limited in MOVED else None
     with OpenFiles(source) as ours, OpenFiles(parent) as theirs:
         for first, last in strips(pair.child):
             want = values(pair.parent, theirs, first, last)

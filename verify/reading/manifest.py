@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
@@ -80,6 +81,7 @@ class Manifest:
     repairs: tuple[dict[str, Any], ...]
     algorithms: dict[str, str]
     self_digest: str
+    transposed: frozenset[str] = frozenset()  # families whose weights the parent stores with axes exchanged
 
     @property
     def hashes_files(self) -> bool:
@@ -137,7 +139,19 @@ def _manifest(value: dict[str, Any]) -> Manifest:
         repairs=tuple(value["repairs"]),
         algorithms=value["algorithms"],
         self_digest=value["self"],
+        transposed=frozenset(_transposed(value["recipe"]["layers"])) if new else frozenset(),
     )
+
+
+def _transposed(layers: list[dict[str, str]]) -> Iterator[str]:
+    for layer in layers:
+        try:
+            families = tomllib.loads(layer["toml"]).get("family", [])
+        except (tomllib.TOMLDecodeError, RecursionError):
+            continue
+        for family in families if isinstance(families, list) else []:
+            if isinstance(family, dict) and family.get("transposed") is True:
+                yield str(family.get("name", ""))
 
 
 _NUMERICS = {FORMAT_1: "recipe", FORMAT_2: "numerics"}  # the key of a conversion that names its numerics

@@ -56,6 +56,7 @@ def config(moe: bool, quantization: Mapping[str, Any] | None, **more: Any) -> di
         "model_type": "qwen3_moe" if moe else "llama", "hidden_size": HIDDEN, "intermediate_size": WIDE,
         "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KV,
               "head_dim": HIDDEN // HEADS,
+        "rope_theta": 10000.0, "rms_norm_eps": 1e-6, "hidden_act": "silu",
         "vocab_size": VOCAB, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "eos_token_id": 2,
     }  # fmt: skip
     if moe:

@@ -21,6 +21,7 @@ from shardmill.pipeline.plan.profiles import PROFILES
 from shardmill.pipeline.plan.profiles.child import Child
 from shardmill.pipeline.plan.profiles.follow import follow
 from shardmill.pipeline.plan.profiles.truth import one_truth
+from shardmill.pipeline.plan.profiles.unread import refuse_unread
 from shardmill.pipeline.plan.readme import child_readme
 from shardmill.pipeline.plan.tensor_parallel import loads_at, refuse_unloadable
 from shardmill.pipeline.plan.types import Assignment, Piece, Plan, ShardPlan
@@ -57,6 +58,7 @@ def make_plan(recipe: Recipe, parent: Parent, assignments: Sequence[Assignment])
     profile = PROFILES[recipe.output.profile]
     if problems := [*profile.problems(child), *nothing_done(recipe, parent, assignments)]:
         raise PlanError(problems)
+    refuse_unread(child, profile.name, profile.loaders)
     config, entries = profile.declare(child)
     config = one_truth(config, child, parent.tensors)
     config_text = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()

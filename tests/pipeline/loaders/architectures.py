@@ -39,10 +39,22 @@ def model_config(kind: str) -> Config:
     """The config of the one model of a kind; sizes that formats hold, heads untied but where the kind ties them."""
     rng = random.Random(f"table {kind}")
     if kind not in MORE:
-        return config_of(kind, rng)
+        return _runnable(config_of(kind, rng))
     own: dict[str, Any] = dict(MORE[kind])
     text, vision = own.pop("text", None), own.pop("vision", None)
     base = {**sizes(rng), "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4, **own}
     if vision is None:
         return {"model_type": kind, **base, "tie_word_embeddings": kind in ("gemma", "cohere", "gpt2", "bloom", "opt")}
     return {"model_type": kind, "text_config": {**base, **text}, "vision_config": vision, "image_token_index": 5}
+
+
+def _runnable(config: Config) -> Config:
+    """What a forward needs, and nothing that only loads does: MLA's heads of keys, and parts of a rotation that fit."""
+    if "kv_lora_rank" in config:
+        return {**config, "num_key_value_heads": config["num_attention_heads"]}
+    if config["model_type"] in ("qwen2_5_vl", "qwen3_vl"):
+        rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 12, 12]}
+        text = {**config["text_config"], "hidden_size": 256, "num_attention_heads": 4, "rope_parameters": rope}
+        vision = {**config["vision_config"], "out_hidden_size": 256}
+        return {**config, "text_config": text, "vision_config": vision}
+    return config

@@ -13,6 +13,7 @@ from shardmill.pipeline.init.look import NATIVE, PACKED, children, home_of, rows
 from shardmill.pipeline.init.stacks import Stack, expert_stacks
 from shardmill.pipeline.init.vocabulary import AXES, GROUPS, Group, Row
 from shardmill.pipeline.plan.profiles.child import FLOATS
+from shardmill.pipeline.plan.profiles.modelopt import METHODS
 from shardmill.pipeline.plan.profiles.truth import stated
 from shardmill.pipeline.plan.sources import scales_of
 from shardmill.pipeline.recipe.globs import GlobSet, expand, fold
@@ -100,7 +101,7 @@ def _can_declare_no_more(rows: Mapping[str, Row], parent: Parent, profile: str) 
         set(map(id, rows.values())),
         stated(parent.config).get("quant_method"),
     )
-    if id(PACKED) in kinds and (profile, method) != ("modelopt-mixed", "modelopt"):
+    if id(PACKED) in kinds and not (profile == "modelopt-mixed" and method in METHODS):
         return True
     known = (PACKED, NATIVE)
     if any(ref.dtype.startswith("F8") and rows[name] not in known for name, ref in parent.tensors.items()):

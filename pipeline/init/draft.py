@@ -24,6 +24,7 @@ from shardmill.pipeline.init.write import (
 from shardmill.pipeline.plan.plan import make_plan
 from shardmill.pipeline.plan.profiles import PROFILES
 from shardmill.pipeline.plan.profiles.child import FLOATS
+from shardmill.pipeline.plan.profiles.modelopt import METHODS
 from shardmill.pipeline.plan.profiles.truth import stated
 from shardmill.pipeline.plan.profiles.unread import TRANSFORMERS, UnreadError
 from shardmill.pipeline.plan.types import Plan
@@ -68,7 +69,7 @@ def default_profile(parent: Parent, aim: Aim = "fp8") -> str:
     if aim not in ("fp8", "bf16"):
         spellings = formats()[aim].spellings if aim in formats() else ()
         return next((each.profile for each in reversed(spellings) if each.entry), "compressed-tensors")
-    return "modelopt-mixed" if stated(parent.config).get("quant_method") == "modelopt" else "fp8"
+    return "modelopt-mixed" if stated(parent.config).get("quant_method") in METHODS else "fp8"
 
 
 def draft(

@@ -62,6 +62,7 @@ def make_plan(recipe: Recipe, parent: Parent, assignments: Sequence[Assignment])
     config, entries = profile.declare(child)
     config = one_truth(config, child, parent.tensors)
     config_text = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
+    beside = profile.beside(config)
     families = _families(recipe, assignments)
     rewritten = [shard.file for shard in shards if shard.rewritten]
     without_key = child_readme(recipe, parent, families, "", rewritten, len(shards))
@@ -71,6 +72,7 @@ def make_plan(recipe: Recipe, parent: Parent, assignments: Sequence[Assignment])
             "parent": [recipe.parent.repository, recipe.parent.revision],
             "shards": [shard.key for shard in shards],
             "config": key_of(config_text.decode()),
+            **({"beside": {name: key_of(data.decode()) for name, data in beside.items()}} if beside else {}),
             "readme": key_of(without_key.decode()),
             "carried": list(parent.carried),
             **_own_stages(recipe),
@@ -84,6 +86,7 @@ def make_plan(recipe: Recipe, parent: Parent, assignments: Sequence[Assignment])
         weight_map={name: ref.shard for name, ref in sorted(outputs.items())},
         config=config_text,
         config_entries=entries,
+        beside=beside,
         readme=child_readme(recipe, parent, families, key, rewritten, len(shards)),
         conversions=converted,
         units={name: (unit.rows, unit.cols) for name, unit in units.items()},

@@ -43,6 +43,7 @@ def model_config(kind: str) -> Config:
     own: dict[str, Any] = dict(MORE[kind])
     text, vision = own.pop("text", None), own.pop("vision", None)
     base = {**sizes(rng), "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4, **own}
+    base.pop("head_dim")  # 64 by these sizes; some configs have no such word
     if vision is None:
         return {"model_type": kind, **base, "tie_word_embeddings": kind in ("gemma", "cohere", "gpt2", "bloom", "opt")}
     return {"model_type": kind, "text_config": {**base, **text}, "vision_config": vision, "image_token_index": 5}

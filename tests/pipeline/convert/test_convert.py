@@ -24,7 +24,7 @@ RECIPE = """\
 format = 1
 name = "converted"
 [output]
-profile = "{profile}"
+profile = "{profile}"{loaders}
 [[family]]
 name = "linears"
 match = {globs}
@@ -55,7 +55,10 @@ def parent_of(folder: Path, tensors: dict[str, Any], config: dict[str, Any] | No
 def recipe(folder: Path, to: str, profile: str = "compressed-tensors", globs: Any = "**.*_proj.weight", expect: int = 1,
            keys: str = "", more: str = "") -> Path:  # fmt: skip
     path = folder / f"{to}.toml"
-    text = RECIPE.format(profile=profile, globs=json.dumps(globs), to=to, expect=expect, keys=keys, more=more)
+    loaders = "" if profile.startswith("modelopt") else '\nloaders = ["vllm"]'  # which reads every format
+    text = RECIPE.format(
+        profile=profile, loaders=loaders, globs=json.dumps(globs), to=to, expect=expect, keys=keys, more=more
+    )
     path.write_text(text)
     return path
 

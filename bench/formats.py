@@ -1,8 +1,9 @@
 """How fast each number format is encoded by one core, and how much memory a build takes: `make bench-formats`.
 
 Speed: GB of BF16 a second, the best of five runs over 64 MiB in strips of 1 MiB, as the stage `convert` reads them, one
-thread, by its own processor time, so that other work counts little. Memory: the most that a build of one matrix [8192, 16384] by one worker holds (VmHWM), and of a stack of four
-experts [4, 4096, 8192] stored transposed. The rows of `quantize` are block FP8 by its own stage.
+thread, by its own processor time, so that other work counts little. Memory: the most that a build by one worker holds:
+of one matrix [8192, 16384], and of a stack of four experts [4, 4096, 8192] stored transposed. The row `quantize` is
+block FP8 by its own stage.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ FORMAT: Final = Format(
             _PLAIN,
             entry=_declared,
             drafted="amax-bf16/1",
-            unread_expert="transformers multiplies an expert by its scales without spreading them over blocks, and stops",
+            unread_expert="transformers multiplies an expert by its scales without spreading them over blocks",
         ),
         Spelling("deepseek-v4", {"codes": ".weight", "scales": ".scale"}, {"scales": "F8_E8M0"}),
     ),

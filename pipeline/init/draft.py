@@ -102,7 +102,9 @@ def draft(
         aliases=_aliases(parent) if profile == "modelopt-mixed" else (),
     )
     plan, unread = _planned_for(parent, recipe)
-    recipe = replace(recipe, loaders=tuple(each for each in PROFILES[profile].loaders if unread and each != TRANSFORMERS))
+    recipe = replace(
+        recipe, loaders=tuple(each for each in PROFILES[profile].loaders if unread and each != TRANSFORMERS)
+    )
     recipe = replace(recipe, unread=unread)
     sizes = tuple(at.tensor_parallel for at in plan.loads if at.reason is None)
     unknown = [glob for family in families if family.reason == UNKNOWN.reason for glob in family.match]
@@ -161,7 +163,9 @@ def _families(
 
 def _numerics(decision: Decision, native: bool, profile: str) -> dict[str, str]:
     """The law that a family is given, where it is not the format's first, and why."""
-    spelling = formats()[decision.to or "fp8-block"].spelling(profile) if decision.to or decision.block else None
+    spelling = (
+        formats()[decision.to or "fp8-block"].spelling(profile) if decision.to or decision.block else None
+    )
     if spelling and spelling.drafted:
         return {"numerics": spelling.drafted}
     if native and decision.block == _NATIVE_BLOCK:

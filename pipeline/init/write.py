@@ -62,7 +62,9 @@ class RecipeText:
     parallel: tuple[ParallelText, ...]
     aliases: tuple[AliasText, ...]
     loaders: tuple[str, ...] = ()
-    unread: str = ""  # why not all loaders of the profile can read it: plan refuses until `loaders` says who must
+    unread: str = (
+        ""  # why not all loaders of the profile can read it: plan refuses until `loaders` says who must
+    )
 
 
 def recipe_toml(recipe: RecipeText, sizes: Sequence[int], plan: Plan | None) -> str:

@@ -38,7 +38,11 @@ PROFILES: Mapping[str, Profile] = {
     profile.name: profile
     for profile in (
         Profile(
-            "modelopt-mixed", "_scale_inv", modelopt.problems, modelopt.declare, loaders=("shardmill-serving",)
+            "modelopt-mixed",
+            "_scale_inv",
+            modelopt.problems,
+            modelopt.declare,
+            loaders=("shardmill-serving",),
         ),
         Profile(
             "modelopt",

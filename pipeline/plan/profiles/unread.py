@@ -32,11 +32,15 @@ def refuse_unread(child: Child, profile: str, loaders: Sequence[str]) -> None:
     wanted = child.recipe.output.loaders or tuple(loaders)
     if strange := [each for each in wanted if each not in loaders]:
         known = ", ".join(loaders)
-        raise PlanError([f"output.loaders: no {strange[0]!r} reads the profile {profile!r}; choose from {known}"])
+        raise PlanError(
+            [f"output.loaders: no {strange[0]!r} reads the profile {profile!r}; choose from {known}"]
+        )
     if TRANSFORMERS not in wanted:
         return
     others = ", ".join(f'"{each}"' for each in loaders if each != TRANSFORMERS)
-    way_out = f"write `loaders = [{others}]` under [output] where transformers need not read it, or choose another format"
+    way_out = (
+        f"write `loaders = [{others}]` under [output] where transformers need not read it, or choose another"
+    )
     if found := list(unread(child, profile)):
         raise UnreadError(": ".join(found[0]), sample(f"{weight}: {why}; {way_out}" for weight, why in found))
 
@@ -51,7 +55,11 @@ def unread(child: Child, profile: str) -> Iterator[tuple[str, str]]:
 
 
 def _spelled(child: Child, profile: str) -> Iterator[tuple[str, Spelling]]:
-    made = {name: act.to for name, act in child.conversions.items() if isinstance(act, Convert) and is_quantizing(act)}
+    made = {
+        name: act.to
+        for name, act in child.conversions.items()
+        if isinstance(act, Convert) and is_quantizing(act)
+    }
     if child.conversions:
         made |= dict.fromkeys(blocks(child), "fp8-block")
     for weight, form in made.items():

@@ -21,7 +21,9 @@ from shardmill.pipeline.formats.base import (
     compressed,
 )
 
-_MAGNITUDES: Final = np.array([0.125 * i for i in range(8)] + [2.0**e * (1 + m / 8) for e in range(3) for m in range(8)])
+_MAGNITUDES: Final = np.array(
+    [0.125 * i for i in range(8)] + [2.0**e * (1 + m / 8) for e in range(3) for m in range(8)]
+)
 _MIDDLES: Final = (_MAGNITUDES[1:] + _MAGNITUDES[:-1]) / 2
 
 

@@ -1,4 +1,4 @@
-"""Our bits beside those of other tools' own code: `python -m tests.pipeline.formats.peers` prints docs/formats.md's table.
+"""Our bits beside those of other tools' own code: `python -m tests.pipeline.formats.peers` prints the table.
 
 Needs compressed-tensors, nvidia-modelopt, torchao and transformers (`make peers`). Every matrix of
 tests.pipeline.formats.matrices, 256 x 1,024, as BF16, F16 and F32. A tool gets the numbers as F32, and once more in
@@ -93,7 +93,9 @@ def ours(peer: Peer, strip: Any) -> Made:
     elif peer.form == "nvfp4":
         number = float(parts["global"][0])
         steps = e4m3(scales)
-        scales = steps / np.float32(number) if peer.profile == "compressed-tensors" else steps * np.float32(number)
+        scales = (
+            steps / np.float32(number) if peer.profile == "compressed-tensors" else steps * np.float32(number)
+        )
     elif scales.dtype == np.uint16:
         scales = (scales.astype(np.uint32) << 16).view(np.float32)
     scales = scales.astype(np.float64).reshape(-1, 1) if scales.ndim < 2 else scales.astype(np.float64)
@@ -121,7 +123,7 @@ def compressed(**said: Any) -> Callable[[Any], Made]:
         args = QuantizationArgs(symmetric=True, **{k: v for k, v in said.items() if k != "rounded"})
         low, high = _extremes(weights, said)
         number = generate_gparam(weights.min(), weights.max()) if said["strategy"] == "tensor_group" else None
-        scales, zeros = calculate_qparams(low, high, args, global_scale=number)
+        scales, _ = calculate_qparams(low, high, args, global_scale=number)
         if said.get("rounded"):
             scales = scales.bfloat16().float()
         codes = quantize(weights, scales, None, args, dtype=None, global_scale=number)
@@ -188,7 +190,11 @@ def torchao_mx(elements: str, mode: str) -> Callable[[Any], Made]:
 
         kind = torch.float8_e4m3fn if elements == "fp8" else torch.float4_e2m1fn_x2
         scales, codes = to_mx(weights, kind, 32, ScaleCalculationMode[mode])
-        numbers = codes.double().numpy() if elements == "fp8" else e2m1(unpack_nibbles(codes.view(torch.uint8).numpy()))
+        numbers = (
+            codes.double().numpy()
+            if elements == "fp8"
+            else e2m1(unpack_nibbles(codes.view(torch.uint8).numpy()))
+        )
         return Made(numbers.reshape(weights.shape), power(scales.view(torch.uint8).numpy()), (1, 32))
 
     return encode
@@ -218,7 +224,13 @@ def transformers_fp8(weights: Any) -> Made:
 
 FP8 = {"num_bits": 8, "type": "float"}
 BLOCK = {"block": (128, 128)}
-NV = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "scale_dtype": torch.float8_e4m3fn}
+NV = {
+    "num_bits": 4,
+    "type": "float",
+    "strategy": "tensor_group",
+    "group_size": 16,
+    "scale_dtype": torch.float8_e4m3fn,
+}
 MX = {"strategy": "group", "group_size": 32, "scale_dtype": torch.uint8, "type": "float"}
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "rounded": True}
 CT, BF = "compressed-tensors", "amax-bf16/1"
@@ -260,7 +272,9 @@ class Count:
     where: str = ""
 
     def add(self, name: str, weights: Any, ours: Made, theirs: Made) -> None:
-        nothing = ~weights.astype(bool).reshape(ours.scales.shape[0], ours.group[0], -1, ours.group[1]).any((1, 3))
+        nothing = ~weights.astype(bool).reshape(ours.scales.shape[0], ours.group[0], -1, ours.group[1]).any(
+            (1, 3)
+        )
         self.elements += weights.size
         self.codes += int((ours.codes != theirs.codes).sum())
         self.scales += int(((ours.scales != theirs.scales) & ~nothing).sum())

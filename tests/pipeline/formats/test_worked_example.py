@@ -27,7 +27,9 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the source with the two files in the places that CONTRIBUTING names."""
     copy = tmp_path_factory.mktemp("tree")
     for folder in ("kernels", "pipeline", "verify", "runtime_patch", "src"):
-        shutil.copytree(ROOT / folder, copy / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / folder, copy / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+        )
     shutil.copy(FORMAT, copy / "pipeline" / "formats")
     shutil.copy(FORM, copy / "verify" / "formats" / "forms")
     return copy
@@ -39,7 +41,9 @@ def child(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("child")
     parent = parent_of(home / "parent", {f"{MODULE}.weight": ("BF16", bell(95, 64, 128))})
     written = str(recipe(home, "fp6-channel"))
-    done = shardmill(tree, "build", "-c", written, "--parent", parent, "--out", home / "out", "--workers", "1")
+    done = shardmill(
+        tree, "build", "-c", written, "--parent", parent, "--out", home / "out", "--workers", "1"
+    )
     assert done.returncode == 0, done.stderr
     return home / "out"
 

@@ -45,8 +45,17 @@ def model_config(kind: str) -> Config:
     base = {**sizes(rng), "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4, **own}
     base.pop("head_dim")  # 64 by these sizes; some configs have no such word
     if vision is None:
-        return {"model_type": kind, **base, "tie_word_embeddings": kind in ("gemma", "cohere", "gpt2", "bloom", "opt")}
-    return {"model_type": kind, "text_config": {**base, **text}, "vision_config": vision, "image_token_index": 5}
+        return {
+            "model_type": kind,
+            **base,
+            "tie_word_embeddings": kind in ("gemma", "cohere", "gpt2", "bloom", "opt"),
+        }
+    return {
+        "model_type": kind,
+        "text_config": {**base, **text},
+        "vision_config": vision,
+        "image_token_index": 5,
+    }
 
 
 def _runnable(config: Config) -> Config:
@@ -55,7 +64,12 @@ def _runnable(config: Config) -> Config:
         return {**config, "num_key_value_heads": config["num_attention_heads"]}
     if config["model_type"] in ("qwen2_5_vl", "qwen3_vl"):
         rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 12, 12]}
-        text = {**config["text_config"], "hidden_size": 256, "num_attention_heads": 4, "rope_parameters": rope}
+        text = {
+            **config["text_config"],
+            "hidden_size": 256,
+            "num_attention_heads": 4,
+            "rope_parameters": rope,
+        }
         vision = {**config["vision_config"], "out_hidden_size": 256}
         return {**config, "text_config": text, "vision_config": vision}
     return config

@@ -100,7 +100,10 @@ def loaded(child: Path) -> tuple[str, str]:
         got = _logits(model)
     except Exception as error:
         shutil.rmtree(plain)
-        return WRONG, f"{type(error).__name__}: {str(error).strip().splitlines()[0][:150] if str(error) else ''}"
+        return (
+            WRONG,
+            f"{type(error).__name__}: {str(error).strip().splitlines()[0][:150] if str(error) else ''}",
+        )
     shutil.rmtree(plain)
     if faults:
         return WRONG, faults
@@ -146,9 +149,15 @@ def _model(folder: Path) -> tuple[Any, str]:
         if "vision_config" in config
         else transformers.AutoModelForCausalLM
     )
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere), contextlib.redirect_stdout(nowhere):
+    with (
+        Path(os.devnull).open("w") as nowhere,
+        contextlib.redirect_stderr(nowhere),
+        contextlib.redirect_stdout(nowhere),
+    ):
         model, info = auto.from_pretrained(folder, output_loading_info=True)
-    faults = [f"{len(found)} {key}, {sorted(map(str, found))[0]} first" for key, found in info.items() if found]
+    faults = [
+        f"{len(found)} {key}, {sorted(map(str, found))[0]} first" for key, found in info.items() if found
+    ]
     return model.eval(), "; ".join(faults)
 
 
@@ -158,7 +167,7 @@ def _logits(model: Any) -> Any:
     for module in model.modules():
         module.quantization_enabled = False  # compressed-tensors' switch of activations
     tokens = torch.arange(7, 31).reshape(1, 24)
-    with torch.no_grad(), open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
+    with torch.no_grad(), Path(os.devnull).open("w") as nowhere, contextlib.redirect_stderr(nowhere):
         return model(input_ids=tokens, use_cache=False).logits
 
 
@@ -183,7 +192,10 @@ def main(kinds: list[str]) -> int:
             for row in rows(kind, Path(home)):
                 found[row.verdict] += 1
                 print(row, flush=True)
-    print(f"{len(kinds or KINDS)} architectures: " + ", ".join(f"{count} {verdict}" for verdict, count in found.items()))
+    print(
+        f"{len(kinds or KINDS)} architectures: "
+        + ", ".join(f"{count} {verdict}" for verdict, count in found.items())
+    )
     return int(bool(found[WRONG]))
 
 

@@ -103,6 +103,8 @@ def child(parent: Path, out: Path, profile: str) -> Path:
     """The child of `parent` by the recipe that init drafts for the profile."""
     made = draft(scan(Checkpoint(recipes.Recipe.model_construct(), parent)), "small", profile)
     assert made.unknown == ()
-    out.with_suffix(".toml").write_text(made.text.replace("# loaders", "loaders"))  # also what one of them refuses
+    out.with_suffix(".toml").write_text(
+        made.text.replace("# loaders", "loaders")
+    )  # also what one of them refuses
     run.build(prepare(recipes.load(out.with_suffix(".toml")), parent), out, Settings(), Watch())
     return out

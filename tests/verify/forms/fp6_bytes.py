@@ -12,7 +12,12 @@ from shardmill.verify.reading.header import Tensor
 
 def _is_mine(codes: Tensor, scales: Mapping[str, Tensor]) -> bool:
     scale = scales.get("weight_scale")
-    return codes.dtype == "U8" and scale is not None and scale.dtype == "F32" and scale.shape == (codes.shape[0], 1)
+    return (
+        codes.dtype == "U8"
+        and scale is not None
+        and scale.dtype == "F32"
+        and scale.shape == (codes.shape[0], 1)
+    )
 
 
 def _grid(linear: Linear, scale: Tensor) -> str:

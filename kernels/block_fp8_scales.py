@@ -29,7 +29,8 @@ def bf16_scales(maxima: U32) -> F32:
     """
     bits = amax_scales(maxima).view(np.uint32)
     rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)) & ~np.uint32(0xFFFF)
-    return np.maximum(rounded, _SMALLEST_BF16_BITS).view(np.float32)
+    scales: F32 = np.maximum(rounded, _SMALLEST_BF16_BITS).view(np.float32)
+    return scales
 
 
 def ue8m0_scales(maxima: U32) -> F32:

@@ -77,7 +77,7 @@ def _quotients(block: F32, scale: np.float32) -> NDArray[np.float64]:
 def _bf16_at_least(scale: np.float32) -> np.float32:
     """The BF16 nearest to a scale, and no smaller than the smallest."""
     bits = max(int(_bf16_bits(np.array([scale], np.float32))[0]), 1)
-    return np.array([bits << 16], np.uint32).view(np.float32)[0]
+    return np.float32(np.array([bits << 16], np.uint32).view(np.float32)[0])
 
 
 def _power_of_two(amax: Any) -> np.float32:

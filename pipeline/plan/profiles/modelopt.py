@@ -98,7 +98,7 @@ def beside_stock(config: Mapping[str, Any]) -> dict[str, bytes]:
     groups = {entry.get("group_size") for entry in layers.values() if "NVFP4" in entry["quant_algo"]}
     said = {
         "quant_algo": stated["quant_algo"],
-        "kv_cache_quant_algo": _KV_ALGOS.get((stated.get("kv_cache_scheme") or {}).get("num_bits")),
+        "kv_cache_quant_algo": _KV_ALGOS.get(str((stated.get("kv_cache_scheme") or {}).get("num_bits"))),
         **({"group_size": max(groups)} if groups else {}),
         "quantized_layers": layers,
         "exclude_modules": stated["ignore"],
@@ -107,7 +107,7 @@ def beside_stock(config: Mapping[str, Any]) -> dict[str, bytes]:
     return {HF_QUANT_FILE: text.encode() + b"\n"}
 
 
-_KV_ALGOS = {8: "FP8", 4: "NVFP4"}
+_KV_ALGOS = {"8": "FP8", "4": "NVFP4"}
 
 
 def stock_problems(child: Child) -> list[str]:

@@ -38,7 +38,7 @@ WAYS = (
     ("compressed-tensors", "int8-channel"),
     ("compressed-tensors", "int4-group"),
 )
-RIGHT, REFUSED, NOTHING, WRONG = "right", "refused", "nothing", "WRONG"
+RIGHT, REFUSED, WRONG = "right", "refused", "WRONG"
 
 
 @dataclass(frozen=True)
@@ -66,26 +66,28 @@ def rows(kind: str, home: Path, ways: tuple[tuple[str, str], ...] = WAYS) -> Ite
 
 
 def _verdict(parent: Path, child: Path, profile: str, form: str) -> tuple[str, str]:
+    return draft_and_build(parent, child, profile, form) or loaded(child)
+
+
+def draft_and_build(parent: Path, child: Path, profile: str, form: str) -> tuple[str, str] | None:
+    """None where init, plan and build all do their work; else what stopped, and whether that is a refusal."""
     from click.testing import CliRunner
 
     from shardmill.pipeline.commands.main import shardmill
 
     recipe = str(child.with_suffix(".toml"))
+    there = ["--recipe", recipe, "--parent", str(parent), "--out", str(child)]
     commands = (
         ["init", str(parent), "--out", recipe, "--profile", profile, "--to", form, "--force"],
-        ["plan", "--recipe", recipe, "--parent", str(parent), "--out", str(child)],
-        ["build", "--recipe", recipe, "--parent", str(parent), "--out", str(child), "--workers", "1"],
+        ["plan", *there],
+        ["build", *there, "--workers", "1"],
     )
     for command in commands:
         done = CliRunner().invoke(shardmill, command)
         if done.exit_code:
-            last = done.output.strip().splitlines()[-1] if done.output.strip() else repr(done.exception)
-            if command[0] == "build" or done.exit_code not in (1, 2):
-                return WRONG, f"{command[0]} exits {done.exit_code}: {last}"
-            if "0 weights" in last or "no weight converts" in last:
-                return NOTHING, last
-            return REFUSED, f"by {command[0]}: {last}"
-    return loaded(child)
+            said = str(done.exception or done.output).strip().partition("\n")[0]
+            return (REFUSED if command[0] != "build" else WRONG), f"by {command[0]}: {said}"
+    return None
 
 
 def loaded(child: Path) -> tuple[str, str]:

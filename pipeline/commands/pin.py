@@ -50,6 +50,6 @@ def pin(recipe: Path, parent: Path, read_all: bool, as_json: bool) -> None:
     write_whole(path, lock.to_json())
     facts = lock_facts(lock)
     if as_json:
-        show_json({"lock": str(path), **facts})
+        show_json("pin", {"lock": str(path), **facts})
     else:
         click.echo(f"pinned {facts['files']} files, {human(facts['bytes'])}, in {path}")

@@ -73,7 +73,7 @@ def plan(recipe: Path, parent: Path, out: Path | None, probing: bool, as_json: b
             for p in probed
         ]
     if as_json:
-        show_json(facts)
+        show_json("plan", facts)
     else:
         _show_plan(prepared, facts)
         for line in probed:

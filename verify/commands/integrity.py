@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from shardmill.verify.commands.options import Bar, answer, as_json, remote_options, source_at, strict
+from shardmill.verify.commands.options import Bar, remote_options, source_at
+from shardmill.verify.commands.output import Output, answer, output_options
 from shardmill.verify.questions.integrity import integrity
 
 
@@ -17,11 +18,8 @@ from shardmill.verify.questions.integrity import integrity
     help="Headers alone, or all data.  [default: data of a folder, headers of a remote place]",
 )
 @remote_options
-@strict
-@as_json
-def integrity_command(
-    place: str, parent: str | None, headers_only: bool | None, strict: bool, as_json: bool
-) -> None:
+@output_options
+def integrity_command(place: str, parent: str | None, headers_only: bool | None, output: Output) -> None:
     """Is the checkpoint in DIR whole, and is it what was published?
 
     \b
@@ -31,4 +29,4 @@ def integrity_command(
     origin = source_at(parent) if parent else None
     with Bar() as bar:
         report = integrity(source, origin, None if headers_only is None else not headers_only, bar)
-    answer(report, as_json, source, *([origin] if origin else []), strict=strict)
+    answer(report, output, source, *([origin] if origin else []))

@@ -1,4 +1,4 @@
-"""What the commands share: options, where a checkpoint is, progress, printing, the exit code."""
+"""What the commands share: options, where a checkpoint is, progress."""
 
 from __future__ import annotations
 
@@ -18,14 +18,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 _SECONDS_BETWEEN_FRAMES = 0.1
+_SECONDS_BETWEEN_LINES = 10.0
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-
-strict = click.option(
-    "--strict", is_flag=True, help="Exit 1 also where a weight was not judged or a question not asked."
-)
 
 seed_option = click.option(
     "--seed",
@@ -86,24 +81,6 @@ def source_at(place: str) -> Source:
     return Folder(path)
 
 
-def answer(report: Report, as_json: bool, *sources: Source, strict: bool = False) -> None:
-    """Prints the report and ends the process with its exit code: 2 where the question could not be asked."""
-    for source in sources:
-        if source.remote:
-            report.facts["read"] = f"{source.where}, {source.transferred:,} bytes transferred"
-    if as_json:
-        click.echo(report.as_json())
-    else:
-        from rich.console import Console
-
-        from shardmill.verify.commands.show import show
-
-        show(report, Console(highlight=False))
-    if strict:
-        sys.exit(report.strict_exit_code)
-    sys.exit(report.exit_code or (2 if report.question in report.not_asked else 0))
-
-
 def unasked(report: Report, topic: str) -> Report:
     """The report, not asked where the one topic that is the question could not be looked at."""
     if topic in report.not_checked and topic not in report.checked:
@@ -112,19 +89,23 @@ def unasked(report: Report, topic: str) -> Report:
 
 
 class Bar:
-    """A progress bar on stderr where that is a terminal; silence elsewhere."""
+    """Progress on stderr: a bar where that is a terminal, else a line every ten seconds; nothing under `-q`."""
 
     def __init__(self) -> None:
-        self._bar = _terminal_bar() if sys.stderr.isatty() else None
-        self._drawn = 0.0
+        self._bar = _terminal_bar() if sys.stderr.isatty() and not _quiet() else None
+        self._lines = self._bar is None and not _quiet()
+        self._started = self._shown = time.monotonic()
 
     def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=done, total=total)
-            now = time.monotonic()
-            if now - self._drawn >= _SECONDS_BETWEEN_FRAMES:
-                self._drawn = now
+            if now - self._shown >= _SECONDS_BETWEEN_FRAMES:
+                self._shown = now
                 self._bar.refresh()
+        elif self._lines and now - self._shown >= _SECONDS_BETWEEN_LINES:
+            self._shown = now
+            click.echo(_line(done, total, now - self._started), err=True)
 
     def __enter__(self) -> Bar:
         if self._bar is not None:
@@ -134,6 +115,19 @@ class Bar:
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+def _quiet() -> bool:
+    """Whether `shardmill -q` runs this. Without `shardmill` around it there is no such option."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.find_root().params.get("quiet"))
+
+
+def _line(done: int, total: int, seconds: float) -> str:
+    """`1.2 of 3.9 GB, 0.31 GB/s, 9 s left`"""
+    rate = done / seconds
+    left = f", {(total - done) / rate:.0f} s left" if rate else ""
+    return f"{done / 1e9:.1f} of {total / 1e9:.1f} GB, {rate / 1e9:.2f} GB/s{left}"
 
 
 def _terminal_bar() -> Progress:

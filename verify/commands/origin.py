@@ -6,7 +6,8 @@ import secrets
 
 import click
 
-from shardmill.verify.commands.options import Bar, answer, as_json, seed_option, source_at
+from shardmill.verify.commands.options import Bar, seed_option, source_at
+from shardmill.verify.commands.output import Output, answer, output_options
 from shardmill.verify.questions.origin import origin, traits
 
 
@@ -16,8 +17,8 @@ from shardmill.verify.questions.origin import origin, traits
     "--parent", metavar="DIR", help="The checkpoint that it was made from; without it, traits alone."
 )
 @seed_option
-@as_json
-def origin_command(place: str, parent: str | None, seed: int | None, as_json: bool) -> None:
+@output_options
+def origin_command(place: str, parent: str | None, seed: int | None, output: Output) -> None:
     """Which tool's formula made the codes and scales in DIR?
 
     \b
@@ -25,7 +26,7 @@ def origin_command(place: str, parent: str | None, seed: int | None, as_json: bo
     """
     source = source_at(place)
     if parent is None:
-        answer(traits(source), as_json, source)
+        answer(traits(source), output, source)
         return
     theirs = source_at(parent)
     with Bar() as bar:
@@ -34,4 +35,4 @@ def origin_command(place: str, parent: str | None, seed: int | None, as_json: bo
         raise click.UsageError(
             f"nothing was compared: {report.not_checked['origin']}; give the parent that DIR was made from"
         )
-    answer(report, as_json, source, theirs)
+    answer(report, output, source, theirs)

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import click
 
-from shardmill.verify.commands.options import (
-    Bar,
-    answer,
-    as_json,
-    remote_options,
-    seed_option,
-    source_at,
-    strict,
-)
+from shardmill.verify.commands.options import Bar, remote_options, seed_option, source_at
+from shardmill.verify.commands.output import Output, answer, output_options
 from shardmill.verify.formats.encode import RECIPES
 from shardmill.verify.questions.diff import diff
 from shardmill.verify.questions.reproduce import BLOCKS, reproduce
@@ -25,9 +18,8 @@ from shardmill.verify.rules.findings import Report
 @click.argument("b", metavar="B")
 @click.option("--bytes", "by_bytes", is_flag=True, help="Read the data even where both have a manifest.")
 @remote_options
-@strict
-@as_json
-def diff_command(a: str, b: str, by_bytes: bool, strict: bool, as_json: bool) -> None:
+@output_options
+def diff_command(a: str, b: str, by_bytes: bool, output: Output) -> None:
     """What differs between checkpoint A (parent, or the older release) and B?
 
     \b
@@ -36,7 +28,7 @@ def diff_command(a: str, b: str, by_bytes: bool, strict: bool, as_json: bool) ->
     first, second = source_at(a), source_at(b)
     with Bar() as bar:
         report = diff(first, second, by_bytes, bar)
-    answer(report, as_json, first, second, strict=strict)
+    answer(report, output, first, second)
 
 
 @click.command("roundtrip")
@@ -46,16 +38,14 @@ def diff_command(a: str, b: str, by_bytes: bool, strict: bool, as_json: bool) ->
 @click.option("--max-error", type=float, help="Largest relative error of an FP8 weight.  [default: 0.05]")
 @click.option("--min-cosine", type=float, help="Smallest cosine of a weight.  [default: 0.985]")
 @remote_options
-@strict
-@as_json
+@output_options
 def roundtrip_command(
     place: str,
     parent: str,
     everything: bool,
     max_error: float | None,
     min_cosine: float | None,
-    strict: bool,
-    as_json: bool,
+    output: Output,
 ) -> None:
     """How much did the weights in DIR lose against their parent?
 
@@ -71,7 +61,7 @@ def roundtrip_command(
     with Bar() as bar:
         report = roundtrip(source, origin, limits, everything, bar)
     _refuse_unasked(report, "values")
-    answer(report, as_json, source, origin, strict=strict)
+    answer(report, output, source, origin)
 
 
 @click.command("reproduce")
@@ -88,8 +78,7 @@ def roundtrip_command(
     help="Of a checkpoint without a manifest, which says them.  (--recipe is its old name.)",
 )
 @remote_options
-@strict
-@as_json
+@output_options
 def reproduce_command(
     place: str,
     parent: str,
@@ -97,8 +86,7 @@ def reproduce_command(
     everything: bool,
     seed: int | None,
     numerics: str | None,
-    strict: bool,
-    as_json: bool,
+    output: Output,
 ) -> None:
     """Are the blocks in DIR, bit for bit, what their numerics make of the parent?
 
@@ -109,7 +97,7 @@ def reproduce_command(
     with Bar() as bar:
         report = reproduce(source, origin, None if everything else blocks, seed, numerics, bar)
     _refuse_unasked(report, "blocks")
-    answer(report, as_json, source, origin, strict=strict)
+    answer(report, output, source, origin)
 
 
 def _refuse_unasked(report: Report, topic: str) -> None:

@@ -112,7 +112,9 @@ def test_a_build_writes_what_the_format_encodes(tmp_path: Path, name: str, profi
     for role, array in form.encode(source, made).items():
         assert child[MODULE + made.spelling.ends[role]].tobytes() == array.tobytes(), role
     config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
-    assert config["quant_method"] == {"modelopt-mixed": "modelopt"}.get(profile, profile)
+    assert config["quant_method"] == {"modelopt-mixed": "modelopt", "modelopt": "modelopt_mixed"}.get(
+        profile, profile
+    )
     with safe_open(tmp_path / "out" / "model.safetensors", "numpy") as opened:
         assert f"{MODULE}{made.spelling.ends['codes']}" in opened.keys()  # noqa: SIM118
 

@@ -3,7 +3,8 @@
 Needs compressed-tensors, nvidia-modelopt, torchao and transformers (`make peers`). Every matrix of
 tests.pipeline.formats.matrices, 256 x 1,024, as BF16, F16 and F32. A tool gets the numbers as F32, and once more in
 their own dtype. Unequal: codes and scales that differ, zeros of either sign and scales of groups that hold nothing but
-zeros apart. The ratio is that of our squared error to theirs, on the best and on the worst matrix: below 1 ours is nearer.
+zeros apart. The ratio is that of our squared error to theirs, on the best and on the worst matrix: below 1 ours is
+nearer.
 """
 
 from __future__ import annotations

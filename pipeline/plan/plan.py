@@ -28,6 +28,10 @@ from shardmill.pipeline.plan.types import Assignment, Piece, Plan, ShardPlan
 from shardmill.pipeline.recipe.tables import Recipe, standard_stages
 from shardmill.pipeline.types import FamilySummary, Header, Parent, TensorRef, tensor_bytes
 
+_LIBRARY_METADATA = {
+    "format": "pt"
+}  # of a rewritten file that states no format: transformers 4 refuses it without
+
 
 def make_plan(recipe: Recipe, parent: Parent, assignments: Sequence[Assignment]) -> Plan:
     """The Plan for `parent`, whose tensors are `assignments`. Raises PlanError where the result could not load."""
@@ -159,7 +163,7 @@ def _shard(header: Header, assignments: Sequence[Assignment]) -> ShardPlan | Non
         lay_out(
             ((name, dtype, shape) for name, (_, _, dtype, shape) in outputs.items()),
             header.shard,
-            header.metadata,
+            {**_LIBRARY_METADATA, **header.metadata},
         )
         if rewritten
         else header

@@ -15,6 +15,7 @@ from shardmill.pipeline.container.beside import side_files
 from shardmill.pipeline.container.card import front_matter
 from shardmill.pipeline.container.header import file_stat, read_header
 from shardmill.pipeline.container.recognize import instead_of_checkpoint, json_problem
+from shardmill.pipeline.container.regular import read_regular
 from shardmill.pipeline.errors import CheckpointError
 from shardmill.pipeline.stages.job import Checkpoint
 from shardmill.pipeline.types import CONFIG_FILE, INDEX_FILE, README_FILE, SINGLE_FILE, Header, Parent
@@ -35,7 +36,7 @@ def scan(checkpoint: Checkpoint) -> Parent:
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: is not a folder; give the parent checkpoint's folder with --parent")
     index = folder / INDEX_FILE
-    weight_map = _weight_map(index) if index.exists() else None
+    weight_map = _weight_map(index) if index.exists() or index.is_symlink() else None
     shards = _shards(folder, weight_map, checkpoint.recipe.parent.also)
     # Stats come first: a shard that is replaced after its header was read has another stat when it is opened.
     stats = {shard: file_stat(folder / shard) for shard in shards}
@@ -80,11 +81,11 @@ def _weight_map(path: Path) -> dict[str, str]:
 
 def _json_object(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > _INDEX_BYTES_MAX:
+        data = read_regular(path, _INDEX_BYTES_MAX + 1)
+        if len(data) > _INDEX_BYTES_MAX:
             raise CheckpointError(
                 f"{path.name}: is larger than {_INDEX_BYTES_MAX} bytes, too large for such a file; fetch it again"
             )
-        data = path.read_bytes()
         if problem := json_problem(data):
             raise CheckpointError(f"{path.name}: {problem}")
         value = json.loads(data)
@@ -103,8 +104,7 @@ def _json_object(path: Path) -> dict[str, Any]:
 def _text(path: Path) -> str:
     """The start of a text file that may be missing, unreadable or no text."""
     try:
-        with path.open("rb") as file:
-            return file.read(_CARD_BYTES_MAX).decode("utf-8", errors="replace")
+        return read_regular(path, _CARD_BYTES_MAX).decode("utf-8", errors="replace")
     except OSError:
         return ""
 

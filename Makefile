@@ -153,7 +153,7 @@ LOADERS   := .venv-loaders/bin/python
 loaders-test: .venv-loaders/.ready ## what transformers holds of our builds, bit for bit, and what verify loads says of it: 2 GB, minutes
 	$(LOADERS) -m pytest tests/pipeline/profiles/test_loaders.py tests/pipeline/loaders tests/verify/loaders
 
-loaders-table: .venv-loaders/.ready ## 50 architectures x profiles x formats in stock transformers: right, refused by plan, or wrong; minutes
+loaders-table: .venv-loaders/.ready ## 52 architectures x profiles x formats in stock transformers: right, refused by plan, or wrong; minutes
 	$(LOADERS) -m tests.pipeline.loaders.table
 
 PEERS_FORMATS := .venv-peers-formats/bin/python

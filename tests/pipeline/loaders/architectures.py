@@ -43,7 +43,8 @@ def model_config(kind: str) -> Config:
     own: dict[str, Any] = dict(MORE[kind])
     text, vision = own.pop("text", None), own.pop("vision", None)
     base = {**sizes(rng), "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4, **own}
-    base.pop("head_dim")  # 64 by these sizes; some configs have no such word
+    if kind == "falcon":
+        base.pop("head_dim")  # a property there
     if vision is None:
         return {
             "model_type": kind,

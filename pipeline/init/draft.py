@@ -175,9 +175,8 @@ def _families(
 
 def _numerics(decision: Decision, native: bool, profile: str) -> dict[str, str]:
     """The law that a family is given, where it is not the format's first, and why."""
-    spelling = (
-        formats()[decision.to or "fp8-block"].spelling(profile) if decision.to or decision.block else None
-    )
+    fresh = not decision.source and (decision.to or decision.block)  # codes are chosen, none are kept
+    spelling = formats()[decision.to or "fp8-block"].spelling(profile) if fresh else None
     if spelling and spelling.drafted:
         return {"numerics": spelling.drafted}
     if native and decision.block == _NATIVE_BLOCK:

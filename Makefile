@@ -17,7 +17,7 @@ case "$(PARENT)" in ""|hf://?*/?*) ;; *) test -d "$(PARENT)";; esac || { echo "P
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: docs commands test-all report report-shots fuzz mutants clean-zoo tools help setup plan explain checkpoint verify test bench bench-large bench-cores bench-profile bench-revisions bench-peers real torture lint clean vllm-test loaders-test serving-wheel install-test gpu-test gpu-forward gpu-forward-parts gpu-bench accept-real accept-coverage torture-calls torture-walk
+.PHONY: docs commands test-all report report-shots fuzz mutants clean-zoo tools help setup plan explain checkpoint verify test bench bench-large bench-cores bench-profile bench-revisions bench-peers real torture lint clean vllm-test loaders-test serving-wheel install-test gpu-test gpu-forward gpu-forward-parts gpu-bench accept-real accept-coverage torture-calls torture-walk loaders-table peers-formats bench-formats
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -99,6 +99,9 @@ bench: .venv-bench/.ready ## measure builds, kernels and plans against a plain c
 	$(BENCH) -m bench.build --json build/bench/build.json
 	$(BENCH) -m bench.write build/bench
 
+bench-formats: .venv-bench/.ready ## speed and memory of each number format on this machine; minutes
+	$(BENCH) -m bench.formats
+
 bench-large: .venv-bench/.ready ## a build larger than the memory against a copy; 1.2 times the memory of disk, root
 	$(BENCH) -m bench.large
 	test ! -e build/bench/build.json || $(BENCH) -m bench.write build/bench
@@ -148,7 +151,18 @@ vllm-test: .venv-vllm/.ready $(VLLM_TEST)/libcuda.so.1 $(VLLM_TEST)/site ## the 
 LOADERS   := .venv-loaders/bin/python
 
 loaders-test: .venv-loaders/.ready ## what transformers holds of our builds, bit for bit, and what verify loads says of it: 2 GB, minutes
-	$(LOADERS) -m pytest tests/pipeline/profiles/test_loaders.py tests/verify/loaders
+	$(LOADERS) -m pytest tests/pipeline/profiles/test_loaders.py tests/pipeline/loaders tests/verify/loaders
+
+loaders-table: .venv-loaders/.ready ## 52 architectures x profiles x formats in stock transformers: right, refused by plan, or wrong; minutes
+	$(LOADERS) -m tests.pipeline.loaders.table
+
+PEERS_FORMATS := .venv-peers-formats/bin/python
+
+peers-formats: ## our bits and squared errors beside compressed-tensors', ModelOpt's, torchao's and transformers': 1 GB
+	test -x $(PEERS_FORMATS) || $(PYTHON) -m venv .venv-peers-formats
+	$(PEERS_FORMATS) -m pip install --quiet --disable-pip-version-check --editable '.[torch,loaders]'
+	$(PEERS_FORMATS) -m pip install --quiet --disable-pip-version-check nvidia-modelopt==0.47.0 torchao==0.18.0
+	$(PEERS_FORMATS) -m tests.pipeline.formats.peers
 
 install-test: $(READY) ## install beside the packages `kernels` and `transformers`, in both orders: 1 GB, minutes
 	rm -rf build/install && mkdir -p build/install

@@ -66,6 +66,11 @@ class Spelling:
     shapes: Mapping[str, Callable[[Shape], Shape]] = field(default_factory=dict)
     entry: Callable[[Params], dict[str, Any]] | None = None
     law: str = ""  # the law that this profile's own tools follow, where it is not the format's first
+    drafted: str = (
+        ""  # the law that init writes, where a loader of this profile keeps scales in the model's dtype
+    )
+    unread: str = ""  # why stock transformers can't read a weight so; "" where it can
+    unread_expert: str = ""  # the same of an expert's weight alone
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,11 @@ _NAMES: Final = {"codes": ".weight", "scales": ".weight_scale"}
 FORMAT: Final = Format(
     name="fp8-channel",
     title="FP8, a scale a row",
-    laws={"amax/1": "amax / 448", "mse/1": "the best by squared error of eight from amax / 448 on"},
+    laws={
+        "amax/1": "amax / 448",
+        "amax-bf16/1": "amax / 448 rounded to BF16",
+        "mse/1": "the best by squared error of eight from amax / 448 on",
+    },
     spellings=(
         Spelling(
             "compressed-tensors",
@@ -54,6 +58,7 @@ FORMAT: Final = Format(
             entry=lambda params: compressed(
                 {"num_bits": 8, "type": "float", "strategy": "channel"}, DYNAMIC_TOKENS, "float-quantized"
             ),
+            drafted="amax-bf16/1",
         ),
         Spelling(
             "modelopt-mixed",

@@ -78,7 +78,12 @@ FORMAT: Final = Format(
     title="MXFP8, a power of two for 32",
     laws={"mxfp8/1": "the smallest power of two >= amax / 448"},
     spellings=(
-        Spelling("compressed-tensors", _NAMES, entry=_declared),
+        Spelling(
+            "compressed-tensors",
+            _NAMES,
+            entry=_declared,
+            unread_expert="transformers multiplies an expert by the bytes of its exponents, and stops at their shape",
+        ),
         Spelling("modelopt-mixed", _NAMES, entry=_algo),
         Spelling("modelopt", _NAMES, entry=_algo),
     ),

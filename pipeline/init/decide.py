@@ -14,6 +14,7 @@ from shardmill.pipeline.init.look import NATIVE, PACKED, children, home_of, rows
 from shardmill.pipeline.init.stacks import Stack, expert_stacks
 from shardmill.pipeline.init.vocabulary import AXES, GROUPS, Group, Row
 from shardmill.pipeline.plan.profiles.child import FLOATS
+from shardmill.pipeline.plan.profiles.modelopt import METHODS
 from shardmill.pipeline.plan.profiles.truth import stated
 from shardmill.pipeline.plan.sources import scales_of
 from shardmill.pipeline.recipe.globs import GlobSet, expand, fold
@@ -102,7 +103,7 @@ def _can_declare_no_more(rows: Mapping[str, Row], parent: Parent, profile: str) 
         set(map(id, rows.values())),
         stated(parent.config).get("quant_method"),
     )
-    if id(PACKED) in kinds and (profile, method) != ("modelopt-mixed", "modelopt"):
+    if id(PACKED) in kinds and not (profile == "modelopt-mixed" and method in METHODS):
         return True
     known = (PACKED, NATIVE)
     if any(ref.dtype.startswith("F8") and rows[name] not in known for name, ref in parent.tensors.items()):
@@ -283,7 +284,8 @@ def _fits(name: str, group: Sequence[str], choice: _Choice, block: BlockShape, s
         rows //= ranks
     if axis == "columns" and (cols % size or (size > 1 and cols // size % block.cols)):
         return False
-    return name == group[-1] or rows % block.rows == 0
+    may_be_ragged = name == group[-1] and choice.profile != "fp8"  # on a CPU transformers refuses such rows
+    return may_be_ragged or rows % block.rows == 0
 
 
 def fused(parent: Parent, candidates: Iterable[str]) -> list[Instance]:

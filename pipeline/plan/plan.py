@@ -21,6 +21,7 @@ from shardmill.pipeline.plan.profiles import PROFILES
 from shardmill.pipeline.plan.profiles.child import Child
 from shardmill.pipeline.plan.profiles.follow import follow
 from shardmill.pipeline.plan.profiles.truth import one_truth
+from shardmill.pipeline.plan.profiles.unread import refuse_unread
 from shardmill.pipeline.plan.readme import child_readme
 from shardmill.pipeline.plan.tensor_parallel import loads_at, refuse_unloadable
 from shardmill.pipeline.plan.types import Assignment, Piece, Plan, ShardPlan
@@ -61,9 +62,11 @@ def make_plan(recipe: Recipe, parent: Parent, assignments: Sequence[Assignment])
     profile = PROFILES[recipe.output.profile]
     if problems := [*profile.problems(child), *nothing_done(recipe, parent, assignments)]:
         raise PlanError(problems)
+    refuse_unread(child, profile.name, profile.loaders)
     config, entries = profile.declare(child)
     config = one_truth(config, child, parent.tensors)
     config_text = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
+    beside = profile.beside(config)
     families = _families(recipe, assignments)
     rewritten = [shard.file for shard in shards if shard.rewritten]
     without_key = child_readme(recipe, parent, families, "", rewritten, len(shards))
@@ -73,6 +76,7 @@ def make_plan(recipe: Recipe, parent: Parent, assignments: Sequence[Assignment])
             "parent": [recipe.parent.repository, recipe.parent.revision],
             "shards": [shard.key for shard in shards],
             "config": key_of(config_text.decode()),
+            **({"beside": {name: key_of(data.decode()) for name, data in beside.items()}} if beside else {}),
             "readme": key_of(without_key.decode()),
             "carried": list(parent.carried),
             **_own_stages(recipe),
@@ -86,6 +90,7 @@ def make_plan(recipe: Recipe, parent: Parent, assignments: Sequence[Assignment])
         weight_map={name: ref.shard for name, ref in sorted(outputs.items())},
         config=config_text,
         config_entries=entries,
+        beside=beside,
         readme=child_readme(recipe, parent, families, key, rewritten, len(shards)),
         conversions=converted,
         units={name: (unit.rows, unit.cols) for name, unit in units.items()},

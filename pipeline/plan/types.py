@@ -68,6 +68,7 @@ class Plan:
     weight_map: Mapping[str, str]  # output tensor -> output file
     config: bytes  # config.json as it will be written
     config_entries: int
+    beside: Mapping[str, bytes]  # further files that declare what config.json does, as they will be written
     readme: bytes
     conversions: Mapping[str, tuple[str, Conversion]]  # weight -> its family and its action
     units: Mapping[

@@ -79,6 +79,7 @@ class Output(_Table):
 
     profile: Text = "modelopt-mixed"  # a row of pipeline.plan.profiles
     tensor_parallel: Annotated[tuple[Side, ...], Field(max_length=64)] = (1,)
+    loaders: tuple[Text, ...] = ()  # who must read the result; () is everyone whom the profile is for
     carry: tuple[Text, ...] = ()  # globs of side files that the child gets beside those that loaders read
 
 

@@ -198,7 +198,7 @@ def stale_beside_shards(prepared: Prepared, out: Path, memory: Memory, settings:
 
 def _small_files(plan: Plan, index: bytes) -> dict[str, bytes]:
     """Name -> content of the files that are made from the plan; an index only beside many shards."""
-    small = {CONFIG_FILE: plan.config, README_FILE: plan.readme}
+    small = {CONFIG_FILE: plan.config, README_FILE: plan.readme, **plan.beside}
     return small if plan.single else {**small, INDEX_FILE: index}
 
 

@@ -30,7 +30,7 @@ from shardmill.pipeline.stages.job import Decoded, ShardJob
 from shardmill.pipeline.types import TensorRef
 
 STRIP_BYTES = 1 << 20  # of the weight as f32 would be twice that
-COLUMN_BYTES = 2048  # a strip of a transposed part reads at least so much of each of its rows
+TURNED_ROWS, TURNED_ELEMENTS = 2048, 1 << 21  # of a transposed part a strip reads so much, and holds no more
 
 _NUMPY: Mapping[str, Any] = {
     "BF16": np.uint16, "F16": np.float16, "F32": np.float32, "I32": np.int32, "I64": np.int64, "I8": np.int8,
@@ -202,7 +202,7 @@ def _strips(weight: _Weight) -> Iterator[tuple[int, int]]:
     step = lcm(*(part.per for part in parts if part.per))
     rows = max(1, STRIP_BYTES // (2 * C))
     if any(part.axis for part in weight.held.parts.values()):
-        rows = max(rows, COLUMN_BYTES)
+        rows = max(rows, min(TURNED_ROWS, TURNED_ELEMENTS // C))
     rows = max(step, rows // step * step)
     for begin in range(0, R, rows):
         yield begin, min(begin + rows, R)

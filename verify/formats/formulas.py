@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shardmill.kernels.formats import E4M3_VALUES
+from shardmill.kernels.formats import E2M1_VALUES, E4M3_VALUES
 from shardmill.verify.formats.encode import decodes_to, encode_block, nearest
 from shardmill.verify.formats.linear import F32, U8
 
@@ -251,7 +251,29 @@ FORMULAS: tuple[Formula, ...] = (
             lambda s: s.amax / _levels(s), lambda s, scale: _integers(s, s.values / scale)),
     Formula("integers, amax / (levels / 2) in the weight's dtype", "llm-compressor on BF16 or F16", INT,
             lambda s: s.low(s.amax / _levels(s)), lambda s, scale: _integers(s, s.low(s.values / scale)), True),
+    Formula("integers, amax / (levels / 2) rounded to BF16, codes divided in f32", "shardmill int4/1, int8-bf16/1", INT,
+            lambda s: to_bf16(s.amax / _levels(s)), lambda s, scale: _integers(s, s.values / scale)),
+    Formula("MXFP4, the better by squared error of the power of two above amax / 6 and its half", "shardmill mxfp4/1",
+            MX4, lambda s: _better_power(s), lambda s, scale: _e2m1(s.values / scale, sign="bit")),
+    Formula("FP8, amax / 448 rounded to BF16, codes divided in f32", "shardmill amax-bf16/1 on F16 and F32",
+            FP8, lambda s: to_bf16(s.amax / _f(448)), _divided),
 )  # fmt: skip
+
+
+def _better_power(s: Sample) -> F32:
+    """mxfp4/1 of shardmill: never below 2^-100; of equal errors the larger; the exponent 0 for zeros."""
+    whole = _ceil_power(np.maximum(s.amax, _f(6 * 2.0**-100)), 6)
+    half = np.maximum(whole / _f(2), _f(2.0**-100))
+    nearer = (half < whole) & (_units(s.values / half) < 4 * _units(s.values / whole))
+    return np.where(s.amax == 0, _f(2.0**-127), np.where(nearer, half, whole))
+
+
+def _units(quotients: F32) -> NDArray[np.int64]:
+    """i64 [n, 1]: the squared error of E2M1 in whole units of 2^-30 of the scale squared; 32 at most an element."""
+    codes = _e2m1(quotients, sign="bit")
+    errors = np.minimum(np.abs(E2M1_VALUES[codes] - quotients), _f(32)).astype(np.float64)
+    units: NDArray[np.int64] = (errors * errors * 2.0**30 + 0.5).astype(np.int64).sum(axis=1, keepdims=True)
+    return units
 
 
 def _levels(s: Sample) -> np.float32:

@@ -113,7 +113,13 @@ def _linear(module: str, tensors: Mapping[str, Tensor], parts: Mapping[str, Tens
     return Linear(module, _kind(weight, scales), weight, scales, extras)
 
 
+_RECOGNIZED = tuple((form.kind, form.recognize) for form in FORMS.values() if form.recognize)
+
+
 def _kind(weight: Tensor, scales: Mapping[str, Tensor]) -> str:
+    for kind, recognize in _RECOGNIZED:
+        if recognize(weight, scales):
+            return kind
     if weight.name.endswith(".qweight"):
         return _words_kind(weight, scales.get("scales"))
     if weight.name.endswith("_blocks"):

@@ -24,7 +24,7 @@ RECIPE = """\
 format = 1
 name = "converted"
 [output]
-profile = "{profile}"
+profile = "{profile}"{loaders}
 [[family]]
 name = "linears"
 match = {globs}
@@ -55,7 +55,10 @@ def parent_of(folder: Path, tensors: dict[str, Any], config: dict[str, Any] | No
 def recipe(folder: Path, to: str, profile: str = "compressed-tensors", globs: Any = "**.*_proj.weight", expect: int = 1,
            keys: str = "", more: str = "") -> Path:  # fmt: skip
     path = folder / f"{to}.toml"
-    text = RECIPE.format(profile=profile, globs=json.dumps(globs), to=to, expect=expect, keys=keys, more=more)
+    loaders = "" if profile.startswith("modelopt") else '\nloaders = ["vllm"]'  # which reads every format
+    text = RECIPE.format(
+        profile=profile, loaders=loaders, globs=json.dumps(globs), to=to, expect=expect, keys=keys, more=more
+    )
     path.write_text(text)
     return path
 
@@ -109,7 +112,9 @@ def test_a_build_writes_what_the_format_encodes(tmp_path: Path, name: str, profi
     for role, array in form.encode(source, made).items():
         assert child[MODULE + made.spelling.ends[role]].tobytes() == array.tobytes(), role
     config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
-    assert config["quant_method"] == {"modelopt-mixed": "modelopt"}.get(profile, profile)
+    assert config["quant_method"] == {"modelopt-mixed": "modelopt", "modelopt": "modelopt_mixed"}.get(
+        profile, profile
+    )
     with safe_open(tmp_path / "out" / "model.safetensors", "numpy") as opened:
         assert f"{MODULE}{made.spelling.ends['codes']}" in opened.keys()  # noqa: SIM118
 

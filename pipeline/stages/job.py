@@ -81,11 +81,16 @@ class ShardJob:
         str, tuple[Source, int]
     ]  # each of the parent's files that it reads, and where its data begin
 
+    def place(self, ref: TensorRef) -> tuple[Source, int]:
+        """The file that holds a parent's tensor, and the byte of it at which its data begin."""
+        source, data_begin = self.inputs[ref.shard]
+        return source, data_begin + ref.begin
+
     def read(self, ref: TensorRef) -> memoryview:
         """The bytes of a parent's tensor, whichever of the inputs holds it: all at once, so a small one."""
-        source, data_begin = self.inputs[ref.shard]
+        source, begin = self.place(ref)
         data = memoryview(bytearray(ref.bytes))
-        source.read(data, data_begin + ref.begin)
+        source.read(data, begin)
         return data
 
 

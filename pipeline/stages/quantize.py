@@ -44,13 +44,13 @@ def _quantized(job: ShardJob, piece: Piece) -> Quantized:
     codes_buffer = job.worker.buffers.get("codes", strip_rows * C)
     scales = np.empty(action.block.grid(source.shape), np.float32)
     codes_hash, source_hash, counts = TensorHash(), TensorHash(), Counter[str]()
-    source_place = job.source_data_begin + source.begin
+    file, source_place = job.place(source)
     codes_place = job.plan.header.data_begin + piece.ref.begin
     is_zero = True
     for row in range(0, R, strip_rows):
         rows = min(strip_rows, R - row)
         strip, codes = strip_buffer[: rows * C * item], codes_buffer[: rows * C]
-        job.source.read(strip, source_place + row * C * item)
+        file.read(strip, source_place + row * C * item)
         source_hash.update(strip)
         first = row // action.block.rows
         grid = scales[first : first + -(-rows // action.block.rows)]

@@ -19,6 +19,7 @@ from shardmill.pipeline.commands.options import (
     parent_option,
     recipe_option,
     show_json,
+    source_option,
     tell,
 )
 from shardmill.pipeline.commands.printable import printable
@@ -31,6 +32,7 @@ from shardmill.pipeline.manifest.store import Store
 from shardmill.pipeline.run import build as run
 from shardmill.pipeline.run.cores import WORKERS_MAX, usable_workers
 from shardmill.pipeline.run.prepare import prepare
+from shardmill.pipeline.run.sources import folders_of
 from shardmill.pipeline.run.unchanged import is_unchanged
 from shardmill.pipeline.stages.job import Settings, Watch
 
@@ -53,6 +55,7 @@ class Workers(click.ParamType[int]):
 @click.command()
 @recipe_option
 @parent_option
+@source_option
 @out_option()
 @click.option(
     "--workers",
@@ -86,6 +89,7 @@ class Workers(click.ParamType[int]):
 def build(
     recipe: Path,
     parent: Path,
+    sources: tuple[tuple[str, Path], ...],
     out: Path,
     workers: int,
     kernel: str,
@@ -108,10 +112,14 @@ def build(
         _refuse_broken_numba()
     loaded, lock = load_recipe(recipe), load_lock(lock_path(recipe))
     settings = Settings(workers, kernel, sha256, passthrough, paranoid, strict, scheduler)
-    if expect_key is None and not strict and is_unchanged(loaded, parent, out, settings, lock):
+    if (
+        expect_key is None
+        and not strict
+        and is_unchanged(loaded, parent, out, settings, lock, folders_of(loaded, dict(sources)))
+    ):
         done = _nothing(out) if as_json else _Done(made={})
     else:
-        prepared = prepare(loaded, parent, lock, paranoid)
+        prepared = prepare(loaded, parent, lock, paranoid, dict(sources))
         if expect_key not in (None, prepared.plan.key):
             raise click.ClickException(
                 f"the plan's key is {prepared.plan.key}, not {expect_key}; nothing was written"
@@ -127,6 +135,10 @@ def build(
     else:
         _show(done, out, seconds)
         words = ["shardmill", "verify", "all", str(out), "--parent", place_of(parent)]
+        places = folders_of(loaded, dict(sources))
+        words += [
+            word for name, place in places.items() for word in ("--source", f"{name}={place_of(place)}")
+        ]
         click.echo(f"Next:  {shlex.join(words)}")
 
 

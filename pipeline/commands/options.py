@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from shardmill.pipeline.commands.parent import ParentFolder
+from shardmill.pipeline.commands.parent import NamedFolder, ParentFolder
 from shardmill.pipeline.commands.printable import printable
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -19,6 +19,13 @@ parent_option = click.option(
     type=ParentFolder(),
     required=True,
     help="Folder of the parent checkpoint, or hf://org/repo@revision.",
+)
+source_option = click.option(
+    "--source",
+    "sources",
+    type=NamedFolder(),
+    multiple=True,
+    help="Where a [[source]] of the recipe is; may be given for each.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 paranoid_option = click.option(

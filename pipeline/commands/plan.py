@@ -20,12 +20,13 @@ from shardmill.pipeline.commands.options import (
     parent_option,
     recipe_option,
     show_json,
+    source_option,
 )
 from shardmill.pipeline.commands.printable import printable
 from shardmill.pipeline.commands.progress import human
 from shardmill.pipeline.commands.recipe import planned
 from shardmill.pipeline.container.hub import Mirror, place_of
-from shardmill.pipeline.plan.plan import plan_json
+from shardmill.pipeline.plan.facts import plan_json
 from shardmill.pipeline.recipe.shipped import is_shipped
 from shardmill.pipeline.run.place import refuse_out
 from shardmill.pipeline.run.probe import Probed, probe
@@ -41,6 +42,7 @@ _NEEDS_WIDTH = {"before": _WIDE, "scales": _WIDE, "after": 72, "tensors": 62}
 @click.command()
 @recipe_option
 @parent_option
+@source_option
 @out_option(
     "Folder that a build would write; for the free disk, and whether a build can go there.", required=False
 )
@@ -48,12 +50,19 @@ _NEEDS_WIDTH = {"before": _WIDE, "scales": _WIDE, "after": 72, "tensors": 62}
     "--probe", "probing", is_flag=True, help="Sample blocks: which families are copies of native FP8?"
 )
 @json_option
-def plan(recipe: Path, parent: Path, out: Path | None, probing: bool, as_json: bool) -> None:
+def plan(
+    recipe: Path,
+    parent: Path,
+    sources: tuple[tuple[str, Path], ...],
+    out: Path | None,
+    probing: bool,
+    as_json: bool,
+) -> None:
     """What a build would make, from headers alone.
 
     Example: shardmill plan -c pipeline.toml --parent /data/parent --out /data/out
     """
-    prepared = planned(recipe, parent)
+    prepared = planned(recipe, parent, sources=sources)
     if out is not None:
         refuse_out(parent, out)
     facts = plan_json(prepared.plan, prepared.parent)
@@ -80,7 +89,9 @@ def plan(recipe: Path, parent: Path, out: Path | None, probing: bool, as_json: b
             click.echo(str(line))
         name = prepared.plan.recipe if is_shipped(recipe) else str(recipe)
         out_words = str(out) if out else "OUT"
-        words = ["shardmill", "build", "-c", name, "--parent", place_of(parent), "--out", out_words]
+        words = ["shardmill", "build", "-c", name, "--parent", place_of(parent)]
+        words += [word for source, place in sources for word in ("--source", f"{source}={place_of(place)}")]
+        words += ["--out", out_words]
         click.echo(f"Next:  {shlex.join(words)}")
 
 
@@ -129,6 +140,7 @@ def _show_plan(prepared: Prepared, facts: dict[str, Any]) -> None:
         f"{facts['converted']:,} tensors convert; {rewritten} files are rewritten, "
         f"{facts['output']['files'] - rewritten} passed on; config.json gets {facts['config_entries']:,} entries"
     )
+    _show_sources(facts.get("sources", {}))
     _show_side_files(facts["side_files"])
     if "disk" in facts:
         click.echo(f"disk: needs {human(facts['disk']['needed'])}, {human(facts['disk']['free'])} free")
@@ -139,6 +151,15 @@ def _show_plan(prepared: Prepared, facts: dict[str, Any]) -> None:
         )
     click.echo(printable(_loads_line(facts["loads_at"])))
     click.echo(f"plan key: {facts['key']}")
+
+
+def _show_sources(sources: dict[str, Any]) -> None:
+    for name, each in sources.items():
+        where = f" ({each['repository']}@{each['revision']})" if each["repository"] else ""
+        click.echo(
+            f"from source {name}{printable(where)}: {each['tensors']:,} tensors, {human(each['bytes'])}; "
+            f"{each['replaced']:,} take the place of the parent's"
+        )
 
 
 def _show_side_files(side_files: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from shardmill.pipeline.commands.options import tell
@@ -20,6 +21,11 @@ def load_recipe(path: Path) -> Recipe:
     return recipe
 
 
-def planned(recipe: Path, parent: Path, paranoid: bool = False) -> Prepared:
-    """The plan of the recipe at `recipe` for `parent`, held to the lock beside the recipe."""
-    return prepare(load_recipe(recipe), parent, load_lock(lock_path(recipe)), paranoid)
+def planned(
+    recipe: Path, parent: Path, paranoid: bool = False, sources: Iterable[tuple[str, Path]] = ()
+) -> Prepared:
+    """The plan of the recipe at `recipe` for `parent`, held to the lock beside the recipe.
+
+    sources: (name, folder) of each [[source]] that the command names.
+    """
+    return prepare(load_recipe(recipe), parent, load_lock(lock_path(recipe)), paranoid, dict(sources))

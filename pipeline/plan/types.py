@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from shardmill.pipeline.actions import Action, Conversion, Part
-from shardmill.pipeline.types import FamilySummary, Header, TensorRef
+from shardmill.pipeline.types import FamilySummary, Header, TensorOrigin, TensorRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class ShardPlan:
     file: str
     header: Header
     pieces: tuple[Piece, ...]
-    inputs: tuple[str, ...]  # files of the parent that are read
+    inputs: tuple[str, ...]  # files that are read, the parent's own of this name first where it has one
     rewritten: bool
     key: str
 
@@ -81,6 +81,12 @@ class Plan:
     families: tuple[FamilySummary, ...]
     loads: tuple[LoadsAt, ...]
     key: str
+    sources: Mapping[str, tuple[str | None, str | None]] = field(
+        default_factory=dict
+    )  # -> repository, revision
+    origins: Mapping[str, TensorOrigin] = field(
+        default_factory=dict
+    )  # parent tensor -> where it is from instead
 
     @property
     def tensor_bytes(self) -> int:

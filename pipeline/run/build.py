@@ -60,7 +60,7 @@ def build(
     where it stopped.
     """
     out = out.absolute()  # as workers of a cluster must be given it
-    refuse_out(prepared.parent.folder, out)
+    _refuse_out(prepared, out)
     store = Store(out)
     store.open()
     try:
@@ -69,6 +69,11 @@ def build(
     finally:
         for loss in losses():
             tell(loss)
+
+
+def _refuse_out(prepared: Prepared, out: Path) -> None:
+    for folder in (prepared.parent.folder, *prepared.checkpoint.sources.values()):
+        refuse_out(folder, out)
 
 
 def _build(
@@ -132,7 +137,7 @@ class Explanation:
 
 def explain(prepared: Prepared, out: Path, settings: Settings, tell: Callable[[str], None]) -> Explanation:
     """What a build would make now, and why. Writes nothing."""
-    refuse_out(prepared.parent.folder, out)
+    _refuse_out(prepared, out)
     memory = Store(out).load()
     verdicts = _verdicts(prepared, out, memory, settings, tell)
     return Explanation(verdicts, stale_beside_shards(prepared, out, memory, settings))

@@ -25,6 +25,7 @@ from shardmill.pipeline.manifest.records import (
     Receipt,
     RecipeRecord,
     ShardRecord,
+    SourceRecord,
     manifest_algorithms,
 )
 from shardmill.pipeline.manifest.state import Memory, Staged, StatCache
@@ -306,11 +307,12 @@ def _is_pinned(
         return True
     if lock.files[header.shard].tensors is None:
         return False
-    unread = [ref for ref in header.tensors if ref.name not in digests]
-    read = {ref.name: digests[ref.name] for ref in header.tensors if ref.name in digests}
+    pinned = parent.pinned(header)
+    unread = [ref for ref in pinned if ref.name not in digests]
+    read = {ref.name: digests[ref.name] for ref in pinned if ref.name in digests}
     if unread:
         read |= some_tensors_of(parent.path(header.shard), header, unread, parent.stats[header.shard])
-    return holds_tensors(lock, header.shard, read)
+    return holds_tensors(lock, header.shard, {parent.own_name(name): digest for name, digest in read.items()})
 
 
 def _input_digests(shards: Sequence[ShardPlan], receipts: Sequence[Receipt]) -> dict[str, str]:
@@ -362,7 +364,13 @@ def _manifest(
         renamed=plan.renamed,
         repairs=(*plan.repairs, *(repair for receipt in receipts for repair in receipt.repairs)),
         values=odd_values(receipts),
+        sources={name: _source_record(name, plan) for name in plan.sources},
     )
+
+
+def _source_record(source: str, plan: Plan) -> SourceRecord:
+    taken = {name: origin.name for name, origin in plan.origins.items() if origin.source == source}
+    return SourceRecord(*plan.sources[source], taken)
 
 
 def odd_values(receipts: Sequence[Receipt]) -> dict[str, Mapping[str, int]]:

@@ -61,7 +61,7 @@ def make_shards(
             plan=shard,
             dag_needs=prepared.dag.needs,
             inputs=tuple(
-                Input(parent.path(file), parent.stats[file], headers[file].data_begin)
+                Input(parent.path(file), parent.stats[file], headers[file].data_begin, headers[file].digest)
                 for file in shard.inputs
             ),
             out=out,

@@ -33,6 +33,7 @@ class Input:
     path: Path
     stat: Stat
     data_begin: int
+    header: str  # its digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,16 @@ class StagedShard:
 
 
 def input_bytes(parent: Parent, shard: ShardPlan) -> int:
-    """Bytes of the parent's files that making `shard` reads."""
-    return sum(parent.stats[file][0] for file in shard.inputs)
+    """Bytes that making `shard` reads: the parent's files, and of other checkpoints' files what is taken."""
+    taken = {
+        ref
+        for piece in shard.pieces
+        for ref in (piece.source, piece.scales, *piece.reads)
+        if ref and ref.shard in parent.others
+    }
+    return sum(parent.stats[file][0] for file in shard.inputs if file not in parent.others) + sum(
+        ref.bytes for ref in taken
+    )
 
 
 def fill(task: ShardTask, watch: Watch, worker: Worker) -> StagedShard:
@@ -131,7 +140,12 @@ def _run(
         made = task.dag.run("shard", names, job, products)
     receipt = made.get("receipt")
     proven = (
-        {shard: _proven(shard, *opened[shard], task.plan, receipt) for shard in opened} if receipt else {}
+        {
+            shard: _proven(shard, opened[shard][0], each, task.plan, receipt)
+            for shard, each in zip(task.plan.inputs, task.inputs, strict=True)
+        }
+        if receipt
+        else {}
     )
     return made, proven
 
@@ -145,7 +159,7 @@ def _new_place(task: ShardTask) -> Path:
     return whole.with_name(f"{whole.name[:_NAME_SHOWN]}.{secrets.token_hex(4)}")
 
 
-def _proven(shard: str, source: Source, data_begin: int, plan: ShardPlan, receipt: Receipt) -> Stat:
+def _proven(shard: str, source: Source, given: Input, plan: ShardPlan, receipt: Receipt) -> Stat:
     """The Stat under which an input's bytes are those that the receipt tells of.
 
     Where its ctime alone moved since its header was read, what was read of it is read again, header included. Raises
@@ -154,11 +168,13 @@ def _proven(shard: str, source: Source, data_begin: int, plan: ShardPlan, receip
     if not source.retouched:
         return source.stat
     wanted = {ref: digest for ref, digest in _read_from(plan, receipt) if ref.shard == shard}
-    found, stat = steadily(source.path, source.stat, lambda again: tensors_in(again, data_begin, wanted))
-    declared = set(read_header(source.path, shard).tensors)
-    if changed := [
-        ref.name for ref, digest in wanted.items() if found[ref.name] != digest or ref not in declared
-    ]:
+    found, stat = steadily(
+        source.path, source.stat, lambda again: tensors_in(again, given.data_begin, wanted)
+    )
+    changed = [ref.name for ref, digest in wanted.items() if found[ref.name] != digest]
+    if read_header(source.path, shard).digest != given.header:
+        changed.append("its header")
+    if changed:
         raise CheckpointError(
             f"{source.path}: {changed[0]} changed while it was read; let its writer finish, then build again"
         )

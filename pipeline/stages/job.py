@@ -134,10 +134,11 @@ class Products(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What stages of the whole start from: the recipe and the parent's folder."""
+    """What stages of the whole start from: the recipe, the parent's folder, and that of each [[source]] by its name."""
 
     recipe: Recipe
     folder: Path
+    sources: Mapping[str, Path] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,7 @@ from shardmill.pipeline.commands.options import (
 )
 from shardmill.pipeline.commands.printable import printable
 from shardmill.pipeline.commands.progress import counted, human, meter
-from shardmill.pipeline.commands.recipe import load_recipe
-from shardmill.pipeline.container.hub import place_of
+from shardmill.pipeline.commands.recipe import load_recipe, parent_words
 from shardmill.pipeline.container.side_files import missed
 from shardmill.pipeline.manifest.lock import load_lock, lock_path
 from shardmill.pipeline.manifest.store import Store
@@ -106,20 +105,16 @@ def build(
     Example: shardmill build -c pipeline.toml --parent /data/parent --out /data/out
     """
     started = time.monotonic()
-    if kernel == "numba" and importlib.util.find_spec("numba") is None:
-        raise click.UsageError("--kernel numba needs numba: pip install numba, or leave --kernel out")
     if kernel == "numba":
         _refuse_broken_numba()
     loaded, lock = load_recipe(recipe), load_lock(lock_path(recipe))
+    folders = folders_of(loaded, dict(sources))
     settings = Settings(workers, kernel, sha256, passthrough, paranoid, strict, scheduler)
-    if (
-        expect_key is None
-        and not strict
-        and is_unchanged(loaded, parent, out, settings, lock, folders_of(loaded, dict(sources)))
-    ):
+    as_last_time = expect_key is None and not strict
+    if as_last_time and is_unchanged(loaded, parent, out, settings, lock, folders):
         done = _nothing(out) if as_json else _Done(made={})
     else:
-        prepared = prepare(loaded, parent, lock, paranoid, dict(sources))
+        prepared = prepare(loaded, parent, lock, paranoid, folders)
         if expect_key not in (None, prepared.plan.key):
             raise click.ClickException(
                 f"the plan's key is {prepared.plan.key}, not {expect_key}; nothing was written"
@@ -134,15 +129,13 @@ def build(
         show_json({**_as_json(done), "seconds": round(seconds, 3)})
     else:
         _show(done, out, seconds)
-        words = ["shardmill", "verify", "all", str(out), "--parent", place_of(parent)]
-        places = folders_of(loaded, dict(sources))
-        words += [
-            word for name, place in places.items() for word in ("--source", f"{name}={place_of(place)}")
-        ]
+        words = ["shardmill", "verify", "all", str(out), *parent_words(parent, folders)]
         click.echo(f"Next:  {shlex.join(words)}")
 
 
 def _refuse_broken_numba() -> None:
+    if importlib.util.find_spec("numba") is None:
+        raise click.UsageError("--kernel numba needs numba: pip install numba, or leave --kernel out")
     from shardmill.kernels.block_fp8 import why_no_numba
 
     if why := why_no_numba():

@@ -24,8 +24,8 @@ from shardmill.pipeline.commands.options import (
 )
 from shardmill.pipeline.commands.printable import printable
 from shardmill.pipeline.commands.progress import human
-from shardmill.pipeline.commands.recipe import planned
-from shardmill.pipeline.container.hub import Mirror, place_of
+from shardmill.pipeline.commands.recipe import parent_words, planned
+from shardmill.pipeline.container.hub import Mirror
 from shardmill.pipeline.plan.facts import plan_json
 from shardmill.pipeline.recipe.shipped import is_shipped
 from shardmill.pipeline.run.place import refuse_out
@@ -89,8 +89,7 @@ def plan(
             click.echo(str(line))
         name = prepared.plan.recipe if is_shipped(recipe) else str(recipe)
         out_words = str(out) if out else "OUT"
-        words = ["shardmill", "build", "-c", name, "--parent", place_of(parent)]
-        words += [word for source, place in sources for word in ("--source", f"{source}={place_of(place)}")]
+        words = ["shardmill", "build", "-c", name, *parent_words(parent, dict(sources))]
         words += ["--out", out_words]
         click.echo(f"Next:  {shlex.join(words)}")
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from shardmill.pipeline.commands.options import tell
+from shardmill.pipeline.container.hub import place_of
 from shardmill.pipeline.manifest.lock import load_lock, lock_path
 from shardmill.pipeline.recipe import read as recipes
 from shardmill.pipeline.recipe.tables import Recipe
@@ -19,6 +20,12 @@ def load_recipe(path: Path) -> Recipe:
     for notice in recipe.notices:
         tell(notice)
     return recipe
+
+
+def parent_words(parent: Path, sources: Mapping[str, Path]) -> list[str]:
+    """The options that name these parents, for the command that comes next."""
+    words = [word for name, each in sources.items() for word in ("--source", f"{name}={place_of(each)}")]
+    return ["--parent", place_of(parent), *words]
 
 
 def planned(

@@ -75,7 +75,7 @@ def hold(lock: Lock, parent: Parent, recipe: Recipe, paranoid: bool) -> None:
 
 
 def _pinned_path(parent: Parent, name: str) -> Path:
-    """Where a file is that the lock holds: another checkpoint's, or the parent's own even where a repair replaces it."""
+    """Where a file is that the lock holds: another checkpoint's, or the parent's own even where one replaces it."""
     return parent.others.get(name, parent.folder / name)
 
 

@@ -10,9 +10,11 @@ from shardmill.verify.commands.options import (
     Bar,
     answer,
     as_json,
+    parents_at,
     remote_options,
     seed_option,
     source_at,
+    source_option,
     strict,
     unasked,
 )
@@ -37,12 +39,19 @@ from shardmill.verify.rules.findings import Finding, Report
     metavar="PEM",
     help="The publisher's: adds signature.",
 )
+@source_option
 @seed_option
 @remote_options
 @strict
 @as_json
 def all_command(
-    place: str, parent: str | None, public_key: Path | None, seed: int | None, strict: bool, as_json: bool
+    place: str,
+    parent: str | None,
+    public_key: Path | None,
+    others: tuple[str, ...],
+    seed: int | None,
+    strict: bool,
+    as_json: bool,
 ) -> None:
     """Ask every question that applies to the checkpoint in DIR.
 
@@ -50,7 +59,7 @@ def all_command(
     Example: shardmill verify all build/checkpoint --parent build/toy-parent
     """
     source = source_at(place)
-    origin = source_at(parent) if parent else None
+    origin = parents_at(parent, others)
     with Bar() as bar:
         reports = ask_all(source, origin, bar, seed)
     reports.append(_signature(source, public_key))

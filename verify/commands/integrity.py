@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import click
 
-from shardmill.verify.commands.options import Bar, answer, as_json, remote_options, source_at, strict
+from shardmill.verify.commands.options import (
+    Bar,
+    answer,
+    as_json,
+    parents_at,
+    remote_options,
+    source_at,
+    source_option,
+    strict,
+)
 from shardmill.verify.questions.integrity import integrity
 
 
@@ -16,11 +25,17 @@ from shardmill.verify.questions.integrity import integrity
     default=None,
     help="Headers alone, or all data.  [default: data of a folder, headers of a remote place]",
 )
+@source_option
 @remote_options
 @strict
 @as_json
 def integrity_command(
-    place: str, parent: str | None, headers_only: bool | None, strict: bool, as_json: bool
+    place: str,
+    parent: str | None,
+    headers_only: bool | None,
+    others: tuple[str, ...],
+    strict: bool,
+    as_json: bool,
 ) -> None:
     """Is the checkpoint in DIR whole, and is it what was published?
 
@@ -28,7 +43,7 @@ def integrity_command(
     Example: shardmill verify integrity build/checkpoint --parent build/toy-parent
     """
     source = source_at(place)
-    origin = source_at(parent) if parent else None
+    origin = parents_at(parent, others)
     with Bar() as bar:
         report = integrity(source, origin, None if headers_only is None else not headers_only, bar)
     answer(report, as_json, source, *([origin] if origin else []), strict=strict)

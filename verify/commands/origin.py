@@ -6,7 +6,15 @@ import secrets
 
 import click
 
-from shardmill.verify.commands.options import Bar, answer, as_json, seed_option, source_at
+from shardmill.verify.commands.options import (
+    Bar,
+    answer,
+    as_json,
+    parents_at,
+    seed_option,
+    source_at,
+    source_option,
+)
 from shardmill.verify.questions.origin import origin, traits
 
 
@@ -15,9 +23,12 @@ from shardmill.verify.questions.origin import origin, traits
 @click.option(
     "--parent", metavar="DIR", help="The checkpoint that it was made from; without it, traits alone."
 )
+@source_option
 @seed_option
 @as_json
-def origin_command(place: str, parent: str | None, seed: int | None, as_json: bool) -> None:
+def origin_command(
+    place: str, parent: str | None, others: tuple[str, ...], seed: int | None, as_json: bool
+) -> None:
     """Which tool's formula made the codes and scales in DIR?
 
     \b
@@ -27,7 +38,8 @@ def origin_command(place: str, parent: str | None, seed: int | None, as_json: bo
     if parent is None:
         answer(traits(source), as_json, source)
         return
-    theirs = source_at(parent)
+    theirs = parents_at(parent, others)
+    assert theirs is not None
     with Bar() as bar:
         report = origin(source, theirs, secrets.randbits(32) if seed is None else seed, bar)
     if "origin" in report.not_checked and not report.findings:

@@ -8,9 +8,11 @@ from shardmill.verify.commands.options import (
     Bar,
     answer,
     as_json,
+    parents_at,
     remote_options,
     seed_option,
     source_at,
+    source_option,
     strict,
 )
 from shardmill.verify.formats.encode import RECIPES
@@ -24,16 +26,20 @@ from shardmill.verify.rules.findings import Report
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
 @click.option("--bytes", "by_bytes", is_flag=True, help="Read the data even where both have a manifest.")
+@source_option
 @remote_options
 @strict
 @as_json
-def diff_command(a: str, b: str, by_bytes: bool, strict: bool, as_json: bool) -> None:
+def diff_command(
+    a: str, b: str, by_bytes: bool, others: tuple[str, ...], strict: bool, as_json: bool
+) -> None:
     """What differs between checkpoint A (parent, or the older release) and B?
 
     \b
     Example: shardmill verify diff build/toy-parent build/checkpoint
     """
-    first, second = source_at(a), source_at(b)
+    first, second = parents_at(a, others), source_at(b)
+    assert first is not None
     with Bar() as bar:
         report = diff(first, second, by_bytes, bar)
     answer(report, as_json, first, second, strict=strict)
@@ -45,6 +51,7 @@ def diff_command(a: str, b: str, by_bytes: bool, strict: bool, as_json: bool) ->
 @click.option("--all", "everything", is_flag=True, help="Also weights that have the parent's own form.")
 @click.option("--max-error", type=float, help="Largest relative error of an FP8 weight.  [default: 0.05]")
 @click.option("--min-cosine", type=float, help="Smallest cosine of a weight.  [default: 0.985]")
+@source_option
 @remote_options
 @strict
 @as_json
@@ -54,6 +61,7 @@ def roundtrip_command(
     everything: bool,
     max_error: float | None,
     min_cosine: float | None,
+    others: tuple[str, ...],
     strict: bool,
     as_json: bool,
 ) -> None:
@@ -67,7 +75,8 @@ def roundtrip_command(
         {**usual.error, "fp8": usual.error["fp8"] if max_error is None else max_error},
         cosine=usual.cosine if min_cosine is None else min_cosine,
     )
-    source, origin = source_at(place), source_at(parent)
+    source, origin = source_at(place), parents_at(parent, others)
+    assert origin is not None
     with Bar() as bar:
         report = roundtrip(source, origin, limits, everything, bar)
     _refuse_unasked(report, "values")
@@ -87,6 +96,7 @@ def roundtrip_command(
     type=click.Choice(RECIPES),
     help="Of a checkpoint without a manifest, which says them.  (--recipe is its old name.)",
 )
+@source_option
 @remote_options
 @strict
 @as_json
@@ -97,6 +107,7 @@ def reproduce_command(
     everything: bool,
     seed: int | None,
     numerics: str | None,
+    others: tuple[str, ...],
     strict: bool,
     as_json: bool,
 ) -> None:
@@ -105,7 +116,8 @@ def reproduce_command(
     \b
     Example: shardmill verify reproduce build/checkpoint --parent build/toy-parent --all
     """
-    source, origin = source_at(place), source_at(parent)
+    source, origin = source_at(place), parents_at(parent, others)
+    assert origin is not None
     with Bar() as bar:
         report = reproduce(source, origin, None if everything else blocks, seed, numerics, bar)
     _refuse_unasked(report, "blocks")

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from shardmill.verify.formats.schemes import FLOATS, SCALE_DTYPES, WEIGHTS, Linear, quantized, split_name
 from shardmill.verify.questions.companions import belongs_to, container_of, unfused
 from shardmill.verify.questions.renames import claim_faults, rename_faults
-from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
+from shardmill.verify.reading.checkpoint import Checkpoint
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.reading.manifest import Manifest
+from shardmill.verify.reading.parents import open_parent, own_place, source_faults
 from shardmill.verify.reading.source import Source
 from shardmill.verify.reading.stream import FileJob, FileResult, Task
 from shardmill.verify.rules.findings import Finding, Report
@@ -73,7 +74,7 @@ class Kin:
 def parentage(child: Checkpoint, linears: dict[str, Linear], source: Source, report: Report) -> Parentage:
     """Opens the parent and adds to `report` what names, dtypes and shapes alone show."""
     of_parent = Report("integrity")
-    parent = open_checkpoint(source, of_parent)
+    parent = open_parent(source, child, report, of_parent)
     if of_parent.exit_code:
         worst = of_parent.worst_first()[0]
         got = f"{len(of_parent.findings)} findings, the worst {worst.rule.id} {worst.slug}"
@@ -88,7 +89,8 @@ def parentage(child: Checkpoint, linears: dict[str, Linear], source: Source, rep
     if manifest is not None:
         shards = manifest.shards.values()
         origin.sources = {name: digest for shard in shards for name, digest in shard.sources.items()}
-        report.add(*rename_faults(manifest, parent), *claim_faults(manifest, source, report))
+        report.add(*rename_faults(manifest, parent), *claim_faults(manifest, own_place(source), report))
+        report.add(*source_faults(manifest))
     report.add(*_foreign_sources(origin))
     for name, theirs in parent.tensors.items():
         report.add(*_held(kin, origin, name, theirs))
@@ -99,7 +101,7 @@ def parentage(child: Checkpoint, linears: dict[str, Linear], source: Source, rep
 
 def _foreign_sources(origin: Parentage) -> Iterator[Finding]:
     for name in origin.sources:
-        if name not in origin.parent.tensors:
+        if name not in origin.parent.tensors and name not in origin.parent.elsewhere:
             expected = "a tensor of the parent that was converted"
             yield Finding("source-changed", "", name, expected, "no such tensor")
 
@@ -206,7 +208,7 @@ def _repaired(kin: Kin, name: str) -> bool:
 
 
 def _added(kin: Kin) -> Iterator[Finding]:
-    expected = set(kin.here.values())
+    expected = {*kin.here.values(), *_from_elsewhere(kin)}
     conversions = kin.manifest.conversions if kin.manifest is not None else None
     for name, tensor in kin.child.tensors.items():
         if name in expected:
@@ -221,6 +223,13 @@ def _added(kin: Kin) -> Iterator[Finding]:
         if not declared:
             said = "a tensor of the parent or a converted scale"
             yield Finding("added-undeclared", tensor.file, name, said, str(tensor))
+
+
+def _from_elsewhere(kin: Kin) -> Iterator[str]:
+    """What the child calls the tensors of checkpoints that were not given."""
+    renamed = kin.manifest.renamed if kin.manifest is not None else {}
+    for name in kin.parent.elsewhere:
+        yield renamed.get(name, name)
 
 
 def _say_excused(origin: Parentage, report: Report) -> None:

@@ -26,6 +26,7 @@ from shardmill.verify.questions.origin import Tally, said, tallies_of, unknown
 from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.reading.manifest import MANIFEST
+from shardmill.verify.reading.parents import open_parent
 from shardmill.verify.reading.progress import Progress
 from shardmill.verify.reading.seeds import fresh_seed
 from shardmill.verify.reading.source import Source
@@ -83,7 +84,7 @@ def reproduce(
     seed = fresh_seed() if seed is None else seed
     report = Report("reproduce")
     child = open_checkpoint(source, report)
-    origin = open_checkpoint(parent, Report("reproduce"))
+    origin = open_parent(parent, child, report, Report("reproduce"))
     elements = ALL_ELEMENTS if blocks is None else SAMPLED_ELEMENTS
     if (
         child.manifest is None

@@ -31,6 +31,7 @@ from shardmill.verify.formats.schemes import FLOATS, PACKED, Linear, is_scale, q
 from shardmill.verify.questions.coverage import form_of
 from shardmill.verify.questions.local_errors import LocalErrors
 from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
+from shardmill.verify.reading.parents import open_parent
 from shardmill.verify.reading.progress import Progress
 from shardmill.verify.reading.source import Source
 from shardmill.verify.reading.threads import pinned
@@ -152,7 +153,7 @@ def roundtrip(
     """`everything`: also the weights that have the parent's own form, such as packed experts."""
     report = Report("roundtrip")
     child = open_checkpoint(source, report)
-    origin = open_checkpoint(parent, Report("roundtrip"))
+    origin = open_parent(parent, child, report, Report("roundtrip"))
     pairs = list(pairs_of(child, origin, everything))
     for form, count in _left_out(child, origin, pairs).items():
         report.leaves_out(f"values of {count:,} weights", f"{form} are not compared")

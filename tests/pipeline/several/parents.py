@@ -52,7 +52,7 @@ block = [128, 128]
 expect = 6
 [[family]]
 name = "rest"
-match = ["model.layers.*.norm.weight", "model.layers.2.eh_proj.weight", "model.embed_tokens.weight"]
+match = ["model.layers.*.norm.weight", "model.layers.2.{eh_proj,self_attn.o_proj}.weight", "model.embed_tokens.weight"]
 action = "keep"
 reason = "small"
 """
@@ -94,6 +94,7 @@ def draft_files() -> dict[str, dict[str, Tensor]]:
         "model.safetensors": {
             "draft.norm.weight": bf16("draft norm", 128),
             "draft.eh_proj.weight": bf16("joint", 128, 256),
+            "draft.self_attn.o_proj.weight": bf16("draft attention", 128, 128),
             "other.weight": bf16("other", 4, 4),
             **experts("b", "draft"),
         }

@@ -46,7 +46,7 @@ from shardmill.pipeline.types import (
     Stat,
 )
 
-SIGNATURES = ("model.sig", "provenance.intoto.json")  # what `verify sign` writes
+SIGNATURES = ("model.sig", "provenance.intoto.json", "provenance.intoto.jsonl")  # what `verify sign` writes
 
 
 @dataclass(frozen=True, slots=True)

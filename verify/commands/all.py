@@ -8,22 +8,21 @@ import click
 
 from shardmill.verify.commands.options import (
     Bar,
-    answer,
-    as_json,
     parents_at,
     remote_options,
     seed_option,
     source_at,
     source_option,
-    strict,
     unasked,
 )
+from shardmill.verify.commands.output import Output, answer, output_options
 from shardmill.verify.questions.integrity import integrity
 from shardmill.verify.questions.lint import LintOptions, lint
 from shardmill.verify.questions.loads import loads
 from shardmill.verify.questions.reproduce import reproduce
 from shardmill.verify.questions.roundtrip import Limits, roundtrip
-from shardmill.verify.questions.signature import SigningError, check_signature
+from shardmill.verify.questions.signature import check_signature
+from shardmill.verify.questions.signers import PublicKey, SigningError
 from shardmill.verify.reading.source import Folder, Source
 from shardmill.verify.rules.findings import Finding, Report
 
@@ -42,16 +41,14 @@ from shardmill.verify.rules.findings import Finding, Report
 @source_option
 @seed_option
 @remote_options
-@strict
-@as_json
+@output_options
 def all_command(
     place: str,
     parent: str | None,
     public_key: Path | None,
     others: tuple[str, ...],
     seed: int | None,
-    strict: bool,
-    as_json: bool,
+    output: Output,
 ) -> None:
     """Ask every question that applies to the checkpoint in DIR.
 
@@ -63,7 +60,7 @@ def all_command(
     with Bar() as bar:
         reports = ask_all(source, origin, bar, seed)
     reports.append(_signature(source, public_key))
-    answer(together(reports), as_json, source, *([origin] if origin else []), strict=strict)
+    answer(together(reports), output, source, *([origin] if origin else []))
 
 
 def ask_all(source: Source, parent: Source | None, bar: Bar, seed: int | None = None) -> list[Report]:
@@ -90,7 +87,7 @@ def _without_parent(question: str) -> Report:
 def _signature(source: Source, public_key: Path | None) -> Report:
     if public_key is not None and isinstance(source, Folder):
         try:
-            return check_signature(source.root, public_key)
+            return check_signature(source.root, PublicKey(public_key))
         except SigningError as error:
             raise click.UsageError(str(error)) from None
     report = Report("signature")

@@ -1,6 +1,6 @@
 """The click group `verify`: one question a command, each loaded when it is asked.
 
-`QUESTIONS` is the whole list. A question of another room, or one whose extra is not installed, is said so in a
+`QUESTIONS` is the whole list. A question of another part, or one whose extra is not installed, is said so in a
 sentence and stops nothing else.
 """
 
@@ -48,6 +48,11 @@ QUESTIONS: Mapping[str, tuple[str, str]] = {  # question -> (module:command, one
         "shardmill.verify.commands.signature:signature_command",
         "Are these the files that a key's owner signed?",
     ),
+    "attested": (
+        "shardmill.verify.commands.attested:attested_command",
+        "Who vouches for what, by signed verdicts?",
+    ),
+    "sbom": ("shardmill.verify.commands.sbom:sbom_command", "Its bill of materials (CycloneDX)."),
     "accept": ("shardmill.verify.accept.commands:accept", "Is it as good as its parent, served?"),
     "fit": ("shardmill.verify.fit.commands:fit", "Does it fit the card, with how much context?"),
 }

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 import click
 
-from shardmill.verify.commands.options import (
-    Bar,
-    answer,
-    as_json,
-    parents_at,
-    remote_options,
-    source_at,
-    source_option,
-    strict,
-)
+from shardmill.verify.commands.options import Bar, parents_at, remote_options, source_at, source_option
+from shardmill.verify.commands.output import Output, answer, output_options
 from shardmill.verify.questions.integrity import integrity
 
 
@@ -27,15 +19,9 @@ from shardmill.verify.questions.integrity import integrity
 )
 @source_option
 @remote_options
-@strict
-@as_json
+@output_options
 def integrity_command(
-    place: str,
-    parent: str | None,
-    headers_only: bool | None,
-    others: tuple[str, ...],
-    strict: bool,
-    as_json: bool,
+    place: str, parent: str | None, headers_only: bool | None, others: tuple[str, ...], output: Output
 ) -> None:
     """Is the checkpoint in DIR whole, and is it what was published?
 
@@ -46,4 +32,4 @@ def integrity_command(
     origin = parents_at(parent, others)
     with Bar() as bar:
         report = integrity(source, origin, None if headers_only is None else not headers_only, bar)
-    answer(report, as_json, source, *([origin] if origin else []), strict=strict)
+    answer(report, output, source, *([origin] if origin else []))

@@ -6,15 +6,8 @@ from pathlib import Path
 
 import click
 
-from shardmill.verify.commands.options import (
-    Bar,
-    answer,
-    as_json,
-    remote_options,
-    seed_option,
-    source_at,
-    strict,
-)
+from shardmill.verify.commands.options import Bar, remote_options, seed_option, source_at
+from shardmill.verify.commands.output import Output, answer, output_options
 from shardmill.verify.questions.lint import LintOptions, lint, parse_ignores, parse_selection
 from shardmill.verify.rules.table import RULES
 
@@ -57,8 +50,7 @@ def _list_rules(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 )
 @seed_option
 @remote_options
-@strict
-@as_json
+@output_options
 def lint_command(
     place: str,
     headers_only: bool,
@@ -67,8 +59,7 @@ def lint_command(
     select: str | None,
     ignore: Path | None,
     seed: int | None,
-    strict: bool,
-    as_json: bool,
+    output: Output,
 ) -> None:
     """Does the checkpoint in DIR make sense: its scales, names, groups and config?
 
@@ -89,4 +80,4 @@ def lint_command(
     source = source_at(place)
     with Bar() as bar:
         report = lint(source, options, bar)
-    answer(report, as_json, source, strict=strict)
+    answer(report, output, source)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from shardmill.verify.commands.options import answer, as_json, remote_options, source_at, strict, unasked
+from shardmill.verify.commands.options import remote_options, source_at, unasked
+from shardmill.verify.commands.output import Output, answer, output_options
 from shardmill.verify.questions.loads import LOADERS, RUNTIMES, loads
 
 
@@ -19,13 +20,12 @@ from shardmill.verify.questions.loads import LOADERS, RUNTIMES, loads
     help="vLLM as it ships, or with the runtime patch; left out, what the checkpoint's entries ask for.",
 )
 @remote_options
-@strict
-@as_json
-def loads_command(place: str, loader: str | None, runtime: str | None, strict: bool, as_json: bool) -> None:
+@output_options
+def loads_command(place: str, loader: str | None, runtime: str | None, output: Output) -> None:
     """What becomes of the checkpoint in DIR in vLLM 0.33.0 and transformers 5.24, weight by weight?
 
     \b
     Example: shardmill verify loads build/checkpoint --loader transformers
     """
     source = source_at(place)
-    answer(unasked(loads(source, runtime, loader), "loads"), as_json, source, strict=strict)
+    answer(unasked(loads(source, runtime, loader), "loads"), output, source)

@@ -1,4 +1,4 @@
-"""What the commands share: options, where a checkpoint is, progress, printing, the exit code."""
+"""What the commands share: options, where a checkpoint is, progress."""
 
 from __future__ import annotations
 
@@ -21,12 +21,6 @@ if TYPE_CHECKING:
 _SECONDS_BETWEEN_FRAMES = 0.1
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-
-strict = click.option(
-    "--strict", is_flag=True, help="Exit 1 also where a weight was not judged or a question not asked."
-)
 
 seed_option = click.option(
     "--seed",
@@ -87,6 +81,13 @@ def source_at(place: str) -> Source:
     return Folder(path)
 
 
+def unasked(report: Report, topic: str) -> Report:
+    """The report, not asked where the one topic that is the question could not be looked at."""
+    if topic in report.not_checked and topic not in report.checked:
+        report.cannot_ask(report.not_checked[topic])
+    return report
+
+
 source_option = click.option(
     "--source",
     "others",
@@ -109,31 +110,6 @@ def parents_at(parent: str | None, others: Sequence[str]) -> Source | None:
             raise click.UsageError(f"--source {each}: write NAME=DIR, each name once.")
         named[name] = source_at(place)
     return Parents(source_at(parent), named) if named else source_at(parent)
-
-
-def answer(report: Report, as_json: bool, *sources: Source, strict: bool = False) -> None:
-    """Prints the report and ends the process with its exit code: 2 where the question could not be asked."""
-    for source in sources:
-        if source.remote:
-            report.facts["read"] = f"{source.where}, {source.transferred:,} bytes transferred"
-    if as_json:
-        click.echo(report.as_json())
-    else:
-        from rich.console import Console
-
-        from shardmill.verify.commands.show import show
-
-        show(report, Console(highlight=False))
-    if strict:
-        sys.exit(report.strict_exit_code)
-    sys.exit(report.exit_code or (2 if report.question in report.not_asked else 0))
-
-
-def unasked(report: Report, topic: str) -> Report:
-    """The report, not asked where the one topic that is the question could not be looked at."""
-    if topic in report.not_checked and topic not in report.checked:
-        report.cannot_ask(report.not_checked[topic])
-    return report
 
 
 class Bar:

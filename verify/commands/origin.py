@@ -6,15 +6,8 @@ import secrets
 
 import click
 
-from shardmill.verify.commands.options import (
-    Bar,
-    answer,
-    as_json,
-    parents_at,
-    seed_option,
-    source_at,
-    source_option,
-)
+from shardmill.verify.commands.options import Bar, parents_at, seed_option, source_at, source_option
+from shardmill.verify.commands.output import Output, answer, output_options
 from shardmill.verify.questions.origin import origin, traits
 
 
@@ -25,9 +18,9 @@ from shardmill.verify.questions.origin import origin, traits
 )
 @source_option
 @seed_option
-@as_json
+@output_options
 def origin_command(
-    place: str, parent: str | None, others: tuple[str, ...], seed: int | None, as_json: bool
+    place: str, parent: str | None, others: tuple[str, ...], seed: int | None, output: Output
 ) -> None:
     """Which tool's formula made the codes and scales in DIR?
 
@@ -36,7 +29,7 @@ def origin_command(
     """
     source = source_at(place)
     if parent is None:
-        answer(traits(source), as_json, source)
+        answer(traits(source), output, source)
         return
     theirs = parents_at(parent, others)
     assert theirs is not None
@@ -46,4 +39,4 @@ def origin_command(
         raise click.UsageError(
             f"nothing was compared: {report.not_checked['origin']}; give the parent that DIR was made from"
         )
-    answer(report, as_json, source, theirs)
+    answer(report, output, source, theirs)

@@ -6,15 +6,13 @@ import click
 
 from shardmill.verify.commands.options import (
     Bar,
-    answer,
-    as_json,
     parents_at,
     remote_options,
     seed_option,
     source_at,
     source_option,
-    strict,
 )
+from shardmill.verify.commands.output import Output, answer, output_options
 from shardmill.verify.formats.encode import RECIPES
 from shardmill.verify.questions.diff import diff
 from shardmill.verify.questions.reproduce import BLOCKS, reproduce
@@ -28,11 +26,8 @@ from shardmill.verify.rules.findings import Report
 @click.option("--bytes", "by_bytes", is_flag=True, help="Read the data even where both have a manifest.")
 @source_option
 @remote_options
-@strict
-@as_json
-def diff_command(
-    a: str, b: str, by_bytes: bool, others: tuple[str, ...], strict: bool, as_json: bool
-) -> None:
+@output_options
+def diff_command(a: str, b: str, by_bytes: bool, others: tuple[str, ...], output: Output) -> None:
     """What differs between checkpoint A (parent, or the older release) and B?
 
     \b
@@ -42,7 +37,7 @@ def diff_command(
     assert first is not None
     with Bar() as bar:
         report = diff(first, second, by_bytes, bar)
-    answer(report, as_json, first, second, strict=strict)
+    answer(report, output, first, second)
 
 
 @click.command("roundtrip")
@@ -53,8 +48,7 @@ def diff_command(
 @click.option("--min-cosine", type=float, help="Smallest cosine of a weight.  [default: 0.985]")
 @source_option
 @remote_options
-@strict
-@as_json
+@output_options
 def roundtrip_command(
     place: str,
     parent: str,
@@ -62,8 +56,7 @@ def roundtrip_command(
     max_error: float | None,
     min_cosine: float | None,
     others: tuple[str, ...],
-    strict: bool,
-    as_json: bool,
+    output: Output,
 ) -> None:
     """How much did the weights in DIR lose against their parent?
 
@@ -80,7 +73,7 @@ def roundtrip_command(
     with Bar() as bar:
         report = roundtrip(source, origin, limits, everything, bar)
     _refuse_unasked(report, "values")
-    answer(report, as_json, source, origin, strict=strict)
+    answer(report, output, source, origin)
 
 
 @click.command("reproduce")
@@ -98,8 +91,7 @@ def roundtrip_command(
 )
 @source_option
 @remote_options
-@strict
-@as_json
+@output_options
 def reproduce_command(
     place: str,
     parent: str,
@@ -108,8 +100,7 @@ def reproduce_command(
     seed: int | None,
     numerics: str | None,
     others: tuple[str, ...],
-    strict: bool,
-    as_json: bool,
+    output: Output,
 ) -> None:
     """Are the blocks in DIR, bit for bit, what their numerics make of the parent?
 
@@ -121,7 +112,7 @@ def reproduce_command(
     with Bar() as bar:
         report = reproduce(source, origin, None if everything else blocks, seed, numerics, bar)
     _refuse_unasked(report, "blocks")
-    answer(report, as_json, source, origin, strict=strict)
+    answer(report, output, source, origin)
 
 
 def _refuse_unasked(report: Report, topic: str) -> None:

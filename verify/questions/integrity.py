@@ -32,7 +32,7 @@ from shardmill.verify.rules.findings import Finding, Report
 
 SMALL_BYTES_MAX = 4 << 20  # of files whose sha256 a remote place does not state; these are read
 # Signatures and provenance are made after the manifest and vouch for it; they can't be listed in it.
-AFTER_THE_MANIFEST = ("model.sig", "provenance.intoto.json")
+AFTER_THE_MANIFEST = ("model.sig", "provenance.intoto.json", "provenance.intoto.jsonl")
 
 
 @dataclass(frozen=True, slots=True)

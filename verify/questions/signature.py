@@ -1,7 +1,8 @@
-"""Signs a folder and checks signatures, by the OpenSSF model-signing library with keys that lie in files.
+"""Signs a folder and checks signatures, by the OpenSSF model-signing library.
 
 The signature covers every published file, the manifest and the provenance statement among them; dotfiles and state
-folders are left out of it. Nothing is asked of a network.
+folders are left out of it. Who signs with a key file also signs the statement by itself, in a DSSE envelope, as the
+tools of in-toto and SLSA read it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,16 @@ from shardmill.verify.questions.provenance import (
     statement_bytes,
     this_version,
 )
+from shardmill.verify.questions.signers import (
+    KeyFile,
+    PublicKey,
+    Signer,
+    SigningError,
+    Verifier,
+    library,
+    signing,
+    verifying,
+)
 from shardmill.verify.reading import bounded_json
 from shardmill.verify.reading.atomic import write_whole
 from shardmill.verify.reading.bounded_json import BadJsonError
@@ -27,73 +38,105 @@ from shardmill.verify.reading.stream import FileJob, stream
 from shardmill.verify.rules.findings import Finding, Report
 
 SIGNATURE = "model.sig"
+ENVELOPE = "provenance.intoto.jsonl"  # the statement in a DSSE envelope, one line
+ENVELOPE_BYTES_MAX = 64 << 20
 IGNORED = (SIGNATURE, ".shardmill", ".cache", ".git", ".gitattributes", ".gitignore")
 
 UNSIGNED_MAX = 100  # files that are named
 
 
-class SigningError(Exception):
-    """Signing or checking can't be done here; the text is a sentence for people."""
+def sign(folder: Path, signer: Signer) -> Report:
+    """Writes the provenance statement (where there is a manifest) and the signature. Refuses a faulty checkpoint.
 
-
-def sign(folder: Path, private_key: Path, password: str | None) -> Report:
-    """Writes the provenance statement (where there is a manifest) and the signature. Refuses a faulty checkpoint."""
-    library = _library()
+    Raises SigningError where the key, token or identity can't be used; the folder's signature is then as it was.
+    """
+    model_signing = library()
+    config = signing(signer, model_signing)
     manifest = open_checkpoint(Folder(folder), Report("sign")).manifest
-    report = integrity(
-        Folder(folder), read_data=manifest is not None
-    )  # who signs a manifest vouches for its digests
+    # Who signs a manifest vouches for its digests.
+    report = integrity(Folder(folder), read_data=manifest is not None)
     report.question = "sign"
     if manifest is None and (folder / PROVENANCE).exists():
         expected = "no statement where there is no manifest to compare it with"
         report.add(Finding("provenance-differs", PROVENANCE, "", expected, "a statement of something else"))
+    if manifest is not None:
+        report.add(*_unproven(manifest))
     if any(finding.severity == "error" for finding in report.findings):
         return report
     if manifest is not None:
-        if unproven := _unproven(manifest):
-            report.add(*unproven)
-            return report
-        write_whole(folder / PROVENANCE, statement_bytes(manifest, this_version()))
-    try:
-        signer = library.signing.Config().use_elliptic_key_signer(private_key=private_key, password=password)
-    except (ValueError, TypeError, OSError) as error:
-        raise SigningError(
-            f"{private_key}: not a private key of a NIST curve that can be read: {error}."
-        ) from None
+        _state(folder, statement_bytes(manifest, this_version()), signer)
     staged = folder / f".{SIGNATURE}.new"
-    signer.set_hashing_config(_hashing(library)).sign(folder, staged)
+    try:
+        config.set_hashing_config(_hashing(model_signing)).sign(folder, staged)
+    except Exception as error:  # of a token's driver, or Sigstore's servers
+        staged.unlink(missing_ok=True)
+        raise SigningError(f"{folder}: could not be signed: {' '.join(str(error).split())[:300]}.") from None
     staged.replace(folder / SIGNATURE)
     report.facts["signed"] = str(folder / SIGNATURE)
     return report
 
 
-def check_signature(folder: Path, public_key: Path) -> Report:
+def _state(folder: Path, statement: bytes, signer: Signer) -> None:
+    """Writes the statement; in an envelope too where the key is at hand, else removes an older envelope."""
+    write_whole(folder / PROVENANCE, statement)
+    if isinstance(signer, KeyFile):
+        from shardmill.verify.questions.dsse import KeyFileError, private_key, seal
+
+        try:
+            write_whole(folder / ENVELOPE, seal(statement, private_key(signer.path, signer.password)))
+        except KeyFileError as error:
+            raise SigningError(str(error)) from None
+    else:
+        (folder / ENVELOPE).unlink(missing_ok=True)
+
+
+def check_signature(folder: Path, verifier: Verifier) -> Report:
     """The signature against the files, and the provenance statement against the manifest."""
-    library = _library()
+    model_signing = library()
     report = Report("signature")
     if not (folder / SIGNATURE).is_file():
         report.add(Finding("signature-missing", SIGNATURE, "", "a signature", "none"))
         report.leaves_out("provenance", "there is no signature")
         return report
+    config = verifying(verifier, model_signing)
     try:
-        verifier = library.verifying.Config().use_elliptic_key_verifier(public_key=public_key)
-    except (ValueError, TypeError, OSError) as error:
-        raise SigningError(
-            f"{public_key}: not a public key of a NIST curve that can be read: {error}."
-        ) from None
-    try:
-        verifier.set_hashing_config(_hashing(library, links=_links_stay(folder))).verify(
+        config.set_hashing_config(_hashing(model_signing, links=_links_stay(folder))).verify(
             folder, folder / SIGNATURE
         )
     except Exception as error:  # the library raises many kinds; every one of them means: not vouched for
         said = " ".join(str(error).split()) or type(error).__name__
         report.add(
-            Finding("signature-bad", SIGNATURE, "", "the signed files, signed with this key", said[:300])
+            Finding("signature-bad", SIGNATURE, "", "the signed files, signed by the one named", said[:300])
         )
     report.add(*_unsigned(folder))
     report.checks("signature")
     report.add(*_provenance_faults(folder, report), *_subject_faults(folder))
+    report.add(*_envelope_faults(folder, verifier, report))
     return report
+
+
+def _envelope_faults(folder: Path, verifier: Verifier, report: Report) -> list[Finding]:
+    """The envelope, where there is one, against the statement beside it and the key."""
+    if not (folder / ENVELOPE).is_file():
+        return []
+    if not isinstance(verifier, PublicKey):
+        report.leaves_out("envelope", "a key signed it, and none was given")
+        return []
+    from shardmill.verify.questions.dsse import BadEnvelopeError, KeyFileError, public_key, unseal
+
+    source = Folder(folder)
+    files = source.files()
+    try:
+        data = read(source, ENVELOPE, 0, min(files[ENVELOPE], ENVELOPE_BYTES_MAX))
+        body = unseal(data, [public_key(verifier.path)]).body
+    except (BadEnvelopeError, KeyFileError) as error:
+        return [
+            Finding("provenance-differs", ENVELOPE, "", "the statement, signed with this key", str(error))
+        ]
+    report.checks("envelope")
+    if PROVENANCE in files and body != read(source, PROVENANCE, 0, files[PROVENANCE]):
+        return [Finding("provenance-differs", ENVELOPE, "", f"what {PROVENANCE} says", "another statement")]
+    return []
 
 
 def _unsigned(folder: Path) -> list[Finding]:
@@ -181,13 +224,3 @@ def _links_stay(folder: Path) -> bool:
     source = Folder(folder)
     source.files()
     return not any(finding.slug == "link-leaves-folder" for finding in source.findings())
-
-
-def _library() -> Any:
-    try:
-        import model_signing
-    except ImportError as error:
-        raise SigningError(
-            f"needs model-signing ({error}); `pip install model-signing pyOpenSSL` brings it."
-        ) from None
-    return model_signing

@@ -115,7 +115,7 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.digests: Mapping[str, str] = {}
         self.root = path if path.is_dir() else path.parent
-        self._only = None if path.is_dir() else path.name
+        self.only = None if path.is_dir() else path.name
         self.where = str(path)
         self._findings: list[Finding] = []
         self.sparse: set[str] = set()  # files of which hardly anything was ever written
@@ -128,8 +128,8 @@ class Folder:
 
     def files(self) -> dict[str, int]:
         self._findings = []
-        if self._only is not None:
-            return {self._only: (self.root / self._only).stat().st_size}
+        if self.only is not None:
+            return {self.only: (self.root / self.only).stat().st_size}
         return dict(sorted(self._walk(self.root, "", DEPTH_MAX, [ENTRIES_MAX])))
 
     def _walk(self, folder: Path, prefix: str, depth: int, room: list[int]) -> Iterator[tuple[str, int]]:

@@ -14,6 +14,7 @@ import click
 
 from shardmill.pipeline.commands.options import (
     json_option,
+    lossless_option,
     out_option,
     paranoid_option,
     parent_option,
@@ -83,6 +84,7 @@ class Workers(click.ParamType[int]):
     is_flag=True,
     help="Refuse NaN, Inf, matrices of zeros and empty tensors among what is passed on.",
 )
+@lossless_option
 @paranoid_option
 @json_option
 def build(
@@ -97,6 +99,7 @@ def build(
     expect_key: str | None,
     scheduler: str | None,
     strict: bool,
+    lossless: bool,
     paranoid: bool,
     as_json: bool,
 ) -> None:
@@ -109,8 +112,8 @@ def build(
         _refuse_broken_numba()
     loaded, lock = load_recipe(recipe), load_lock(lock_path(recipe))
     folders = folders_of(loaded, dict(sources))
-    settings = Settings(workers, kernel, sha256, passthrough, paranoid, strict, scheduler)
-    as_last_time = expect_key is None and not strict
+    settings = Settings(workers, kernel, sha256, passthrough, paranoid, strict, lossless, scheduler)
+    as_last_time = expect_key is None and not strict and not lossless
     if as_last_time and is_unchanged(loaded, parent, out, settings, lock, folders):
         done = _nothing(out) if as_json else _Done(made={})
     else:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import click
 
-from shardmill.pipeline.commands.options import json_option, renamed_option, show_json
+from shardmill.pipeline.commands.options import json_option, lossless_option, renamed_option, show_json
 from shardmill.pipeline.commands.parent import ParentFolder
 from shardmill.pipeline.commands.progress import human
 from shardmill.pipeline.container.hub import Mirror, place_of
@@ -45,10 +46,18 @@ _CACHED = re.compile(r"models--(?P<org>.+?)--(?P<name>.+)/snapshots/(?P<revision
 @click.option(
     "--name", help="The recipe's name; by default the repository's or folder's, and what it becomes."
 )
+@lossless_option
 @click.option("--force", is_flag=True, help="Replace a recipe that exists.")
 @json_option
 def init(
-    parent: Path, out: Path, profile: str | None, aim: Any, name: str | None, force: bool, as_json: bool
+    parent: Path,
+    out: Path,
+    profile: str | None,
+    aim: Any,
+    name: str | None,
+    lossless: bool,
+    force: bool,
+    as_json: bool,
 ) -> None:
     """Look at the checkpoint in DIR (headers and config alone) and write a recipe for it.
 
@@ -79,6 +88,7 @@ def init(
             aim,
             repository,
             revision,
+            lossless,
         )
     except (ValueError, IndexError) as error:
         odd = next(
@@ -95,8 +105,19 @@ def init(
         raise PlanError(
             [f"{parent}: no weight converts to {aim}: {why_nothing(headers.tensors)}; no recipe is written"]
         )
+    if lossless:
+        _refuse_losses(made.text, parent, quiet=as_json)
     out.write_text(made.text, encoding="utf-8")
     (_show_json if as_json else _show)(made, out, parent)
+
+
+def _refuse_losses(text: str, parent: Path, quiet: bool) -> None:
+    """Plans the draft and counts its blocks. Raises PlanError with every family of which one loses something."""
+    from shardmill.pipeline.commands.plan import refuse_losses
+    from shardmill.pipeline.recipe.tables import Recipe
+    from shardmill.pipeline.run.prepare import prepare
+
+    refuse_losses(prepare(Recipe.model_validate(tomllib.loads(text)), parent), quiet)
 
 
 def _origin(parent: Path) -> tuple[str | None, str | None]:

@@ -28,6 +28,11 @@ source_option = click.option(
     help="Where a [[source]] of the recipe is; may be given for each.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+lossless_option = click.option(
+    "--lossless",
+    is_flag=True,
+    help="Count every block of every conversion, and refuse where one does not decode to the parent's numbers.",
+)
 paranoid_option = click.option(
     "--paranoid", is_flag=True, help="Ignore cached file stats and re-hash everything."
 )

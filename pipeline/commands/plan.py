@@ -16,6 +16,7 @@ from rich.table import Table
 
 from shardmill.pipeline.commands.options import (
     json_option,
+    lossless_option,
     out_option,
     parent_option,
     recipe_option,
@@ -23,14 +24,15 @@ from shardmill.pipeline.commands.options import (
     source_option,
 )
 from shardmill.pipeline.commands.printable import printable
-from shardmill.pipeline.commands.progress import human
+from shardmill.pipeline.commands.progress import human, meter
 from shardmill.pipeline.commands.recipe import parent_words, planned
 from shardmill.pipeline.container.hub import Mirror
+from shardmill.pipeline.errors import PlanError
 from shardmill.pipeline.plan.facts import plan_json
 from shardmill.pipeline.recipe.shipped import is_shipped
 from shardmill.pipeline.run.place import refuse_out
 from shardmill.pipeline.run.probe import Probed, probe
-from shardmill.pipeline.stages.job import Prepared
+from shardmill.pipeline.stages.job import Prepared, Settings, Watch
 
 LEFT_SHOWN = 40
 _PIPED_WIDTH = 120
@@ -49,6 +51,7 @@ _NEEDS_WIDTH = {"before": _WIDE, "scales": _WIDE, "after": 72, "tensors": 62}
 @click.option(
     "--probe", "probing", is_flag=True, help="Sample blocks: which families are copies of native FP8?"
 )
+@lossless_option
 @json_option
 def plan(
     recipe: Path,
@@ -56,6 +59,7 @@ def plan(
     sources: tuple[tuple[str, Path], ...],
     out: Path | None,
     probing: bool,
+    lossless: bool,
     as_json: bool,
 ) -> None:
     """What a build would make, from headers alone.
@@ -65,6 +69,8 @@ def plan(
     prepared = planned(recipe, parent, sources=sources)
     if out is not None:
         refuse_out(parent, out)
+    if lossless:
+        refuse_losses(prepared, quiet=as_json)
     facts = plan_json(prepared.plan, prepared.parent)
     if out is not None:
         facts["disk"] = {"needed": prepared.plan.file_bytes, "free": _free(out)}
@@ -92,6 +98,16 @@ def plan(
         words = ["shardmill", "build", "-c", name, *parent_words(parent, dict(sources))]
         words += ["--out", out_words]
         click.echo(f"Next:  {shlex.join(words)}")
+
+
+def refuse_losses(prepared: Prepared, quiet: bool) -> None:
+    """Reads what converts. Raises PlanError with every family of which a block loses something."""
+    from shardmill.pipeline.run.lossless import problems
+
+    with meter(quiet=quiet) as progress:
+        progress.begin(sum(prepared.parent.tensors[name].bytes for name in prepared.plan.converted_from))
+        if found := problems(prepared, Settings(lossless=True), Watch(progress.advance)):
+            raise PlanError(found)
 
 
 def _upload(prepared: Prepared) -> dict[str, int]:

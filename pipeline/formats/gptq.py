@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from shardmill.kernels.formats import F32
 from shardmill.pipeline.formats.base import Arrays, Format, Params, Part, Setting, Shape, Spelling
-from shardmill.pipeline.formats.fp8 import stored_scales
+from shardmill.pipeline.formats.scales import stored_scales
 
 _IN_WORD: Final = 8
 _SHIFTS: Final = np.arange(0, 32, 4, dtype=np.uint32)

@@ -76,12 +76,13 @@ def draft(
     aim: Aim = "fp8",
     repository: str | None = None,
     revision: str | None = None,
+    lossless: bool = False,
 ) -> RecipeDraft:
     """The RecipeDraft for `parent`. Raises PlanError where even the draft doesn't fit, which is a fault of ours."""
-    decisions = decide(parent, profile, aim)
+    decisions = decide(parent, profile, aim, lossless)
     patterns = by_pattern(parent.tensors)
     native = NATIVE_FP8.get(str(parent.config.get("model_type")), ())
-    families = _families(decisions, patterns, native)
+    families = _families(decisions, patterns, native, lossless)
     converting = [
         weight
         for weight, decision in decisions.items()
@@ -110,7 +111,10 @@ def _planned(parent: Parent, text: str) -> Plan:
 
 
 def _families(
-    decisions: Mapping[str, Decision], patterns: Mapping[str, list[str]], native: Collection[str]
+    decisions: Mapping[str, Decision],
+    patterns: Mapping[str, list[str]],
+    native: Collection[str],
+    lossless: bool,
 ) -> tuple[FamilyText, ...]:
     """What converts first; a name that two decisions share gets a number. `native`: families that were block FP8."""
     members: dict[Decision, list[str]] = defaultdict(list)
@@ -135,6 +139,7 @@ def _families(
                 drop=decision.drop,
                 transposed=decision.transposed,
                 unstack=decision.unstack,
+                lossless=lossless and bool(decision.source),
                 reason=decision.reason,
                 numerics="recover/1"
                 if decision.family in native and decision.block == _NATIVE_BLOCK

@@ -7,6 +7,7 @@ form before, which is computed here too, so that a file whose key proves as much
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from shardmill.pipeline.actions import Action, Copy, Dequantize, QuantizeBlock, Reconcile, Rename
@@ -15,10 +16,11 @@ from shardmill.pipeline.plan.types import Assignment, ShardPlan
 from shardmill.pipeline.types import Header, TensorRef
 
 SHARD_KEY_FORMAT = "shard/2"
+_NONE: Mapping[str, Header] = MappingProxyType({})
 
 
 def shard_key(
-    source: Header, output: Header, assignments: Sequence[Assignment], others: Mapping[str, Header]
+    source: Header, output: Header, assignments: Sequence[Assignment], others: Mapping[str, Header] = _NONE
 ) -> str:
     """The key of the file `output`, made from the parent's file `source`. Copies are what is not listed.
 

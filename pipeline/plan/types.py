@@ -101,5 +101,16 @@ class Plan:
         return len(self.weight_map)
 
     @property
+    def converted_from(self) -> tuple[str, ...]:
+        """The parent's weights that are converted."""
+        sources = {
+            piece.source.name: None
+            for shard in self.shards
+            for piece in shard.pieces
+            if isinstance(piece.action, Conversion)
+        }
+        return tuple(sources)
+
+    @property
     def numerics(self) -> tuple[str, ...]:
         return tuple(sorted({action.numerics for _, action in self.conversions.values()}))

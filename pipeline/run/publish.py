@@ -32,6 +32,7 @@ from shardmill.pipeline.manifest.state import Memory, Staged, StatCache
 from shardmill.pipeline.manifest.store import Store
 from shardmill.pipeline.plan.types import Plan, ShardPlan
 from shardmill.pipeline.run.digests import sha256_of, some_tensors_of, steadily
+from shardmill.pipeline.run.lossless import losses
 from shardmill.pipeline.run.resume import holds_receipt
 from shardmill.pipeline.stages.census import words
 from shardmill.pipeline.stages.index import index_bytes
@@ -85,6 +86,8 @@ def publish(
     receipts = [_receipt(shard, made, store, memory, settings) for shard in plan.shards]
     if settings.strict:
         _refuse_odd(receipts)
+    if settings.lossless:
+        _refuse_losses(plan, receipts)
     products = prepared.dag.run(
         "checkpoint",
         prepared.dag.after_shards(),
@@ -376,6 +379,13 @@ def _source_record(source: str, plan: Plan) -> SourceRecord:
 def odd_values(receipts: Sequence[Receipt]) -> dict[str, Mapping[str, int]]:
     """Output tensor -> NaN, Inf and zeros that it holds, of those that hold any."""
     return {name: odd for receipt in receipts for name, odd in receipt.values.items()}
+
+
+def _refuse_losses(plan: Plan, receipts: Sequence[Receipt]) -> None:
+    """Raises BuildError where a block of a lossless build does not decode to the parent's numbers."""
+    counts = {name: each for receipt in receipts for name, each in receipt.counts.items()}
+    if found := losses(plan, counts):
+        raise BuildError("; ".join(map(str, found)) + "; nothing is published, since the build is lossless")
 
 
 def _refuse_odd(receipts: Sequence[Receipt]) -> None:

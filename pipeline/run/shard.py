@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from shardmill.pipeline.container.files import Sink, Source
+from shardmill.pipeline.container.files import Nowhere, Sink, Source
 from shardmill.pipeline.container.filesystem import replace
 from shardmill.pipeline.container.header import file_stat, read_header
 from shardmill.pipeline.errors import CheckpointError
-from shardmill.pipeline.manifest.records import Receipt
+from shardmill.pipeline.manifest.records import Counts, Receipt
 from shardmill.pipeline.manifest.state import Staged
 from shardmill.pipeline.manifest.store import Store
 from shardmill.pipeline.plan.types import Piece, ShardPlan
@@ -91,6 +91,15 @@ def fill(task: ShardTask, watch: Watch, worker: Worker) -> StagedShard:
         products = Products(pieces=task.plan.pieces)
         made, stats = _run(task, task.dag.of_shards(), products, sink, watch, worker)
         return StagedShard(made["receipt"], stats, staged, _whole(task), written.pop_all())
+
+
+def count_blocks(task: ShardTask, watch: Watch, worker: Worker) -> dict[str, Counts]:
+    """Weight -> how many blocks it has and how many are exact, of each that is encoded; nothing is written."""
+    names = [name for name in task.dag.of_shards() if name in ("quantize", "convert")]
+    pieces = task.plan.pieces
+    made, _ = _run(task, names, Products(pieces=pieces), Nowhere(), watch, worker)
+    found = {name: each.counts for name, each in made.get("codes", {}).items()}
+    return found | {name: each.counts for name, each in made.get("converted", {}).items() if each.counts}
 
 
 def begin_shared(task: ShardTask) -> Path:

@@ -40,6 +40,9 @@ class Settings:
     passthrough: Passthrough = "copy"
     paranoid: bool = False  # believe no stat, hash everything again
     strict: bool = False  # refuse NaN, Inf, matrices of zeros and empty tensors
+    lossless: bool = (
+        False  # count each block of every conversion, and publish nothing where one loses something
+    )
     scheduler: str | None = None  # address of a dask.distributed scheduler; without one, this machine
 
 

@@ -172,8 +172,8 @@ def test_what_loses_something_is_counted_and_refused(tmp_path: Path) -> None:
     parent = parent_of(tmp_path / "parent", stored_mxfp4(parts))
     build(parent, tmp_path / "out", recipe(tmp_path, "nvfp4", globs=GLOBS, keys=SOURCE))
     counted = conversion(tmp_path / "out")
-    assert (counted["blocks"], counted["exact_blocks"]) == (2048, 2048 - 2 * 52)
-    with pytest.raises(BuildError, match=r"104 of 2048 blocks lose something as nvfp4"):
+    assert (counted["blocks"], counted["exact_blocks"]) == (1024, 1024 - 52)
+    with pytest.raises(BuildError, match=r"52 of 1024 blocks lose something as nvfp4"):
         build(
             parent, tmp_path / "no", recipe(tmp_path, "nvfp4", globs=GLOBS, keys=SOURCE + "lossless = true\n")
         )

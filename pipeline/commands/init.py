@@ -6,7 +6,7 @@ import re
 import shlex
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +15,9 @@ from shardmill.pipeline.commands.parent import ParentFolder
 from shardmill.pipeline.commands.progress import human
 from shardmill.pipeline.container.hub import Mirror, place_of
 from shardmill.pipeline.errors import PlanError, RecipeError
+
+if TYPE_CHECKING:
+    from shardmill.pipeline.init.draft import RecipeDraft
 
 _CACHED = re.compile(r"models--(?P<org>.+?)--(?P<name>.+)/snapshots/(?P<revision>[0-9a-f]{40})$")
 
@@ -66,7 +69,6 @@ def init(
     Example: shardmill init /data/Qwen3-8B -o qwen3-8b.toml && shardmill plan -c qwen3-8b.toml --parent /data/Qwen3-8B
     """
     from shardmill.pipeline.formats import formats
-    from shardmill.pipeline.init.draft import RecipeDraft, default_profile, draft
     from shardmill.pipeline.plan.nothing import holds_codes, why_nothing
     from shardmill.pipeline.recipe.tables import Recipe
     from shardmill.pipeline.stages.job import Checkpoint
@@ -78,10 +80,29 @@ def init(
     if out.exists() and not force:
         raise RecipeError([f"{out}: exists already; choose another --out, or give --force to replace it"])
     headers = scan(Checkpoint(Recipe.model_construct(), parent))
+    made = _drafted(headers, parent, name, profile, aim, lossless)
+    if reason := made.why_nothing():
+        raise PlanError([f"{parent}: {reason}"])
+    if not made.plan.conversions and not (aim == "fp8" and holds_codes(headers.tensors)):
+        raise PlanError(
+            [f"{parent}: no weight converts to {aim}: {why_nothing(headers.tensors)}; no recipe is written"]
+        )
+    if lossless:
+        _refuse_losses(made.text, parent, quiet=as_json)
+    out.write_text(made.text, encoding="utf-8")
+    (_show_json if as_json else _show)(made, out, parent)
+
+
+def _drafted(
+    headers: Any, parent: Path, name: str | None, profile: str | None, aim: Any, lossless: bool
+) -> RecipeDraft:
+    """The draft. Raises PlanError where a name of the parent can stand in no glob."""
+    from shardmill.pipeline.init.draft import default_profile, draft
+
     repository, revision = _origin(parent)
     base = (repository or parent.resolve().name).rpartition("/")[2].lower()
     try:
-        made: RecipeDraft = draft(
+        return draft(
             headers,
             name or f"{base}-{aim}",
             profile or default_profile(headers, aim),
@@ -99,16 +120,6 @@ def init(
             f"in a glob, or does not print; write the recipe by hand, with `*` in its place"
         )
         raise PlanError([sentence]) from None
-    if reason := made.why_nothing():
-        raise PlanError([f"{parent}: {reason}"])
-    if not made.plan.conversions and not (aim == "fp8" and holds_codes(headers.tensors)):
-        raise PlanError(
-            [f"{parent}: no weight converts to {aim}: {why_nothing(headers.tensors)}; no recipe is written"]
-        )
-    if lossless:
-        _refuse_losses(made.text, parent, quiet=as_json)
-    out.write_text(made.text, encoding="utf-8")
-    (_show_json if as_json else _show)(made, out, parent)
 
 
 def _refuse_losses(text: str, parent: Path, quiet: bool) -> None:

@@ -116,6 +116,7 @@ FORMAT: Final = Format(
         Spelling("modelopt-mixed", _INVERSE, entry=_fine("FP8_BLOCK")),
         Spelling("modelopt", _PLAIN, shapes={"scales": four_axes}, entry=_fine("FP8_PB_WO")),
         Spelling("compressed-tensors", _PLAIN, entry=_declared),
+        Spelling("fp8-e8m0", _INVERSE, {"scales": "F8_E8M0"}),
         Spelling("deepseek-v4", {"codes": ".weight", "scales": ".scale"}, {"scales": "F8_E8M0"}),
     ),
     parts=_parts,

@@ -65,6 +65,9 @@ FORMAT: Final = Format(
     spellings=(
         Spelling("fp8", _NAMES, shapes={"scales": _scalar}, entry=lambda params: {}),
         Spelling(
+            "ministral", {"codes": ".weight", "scales": ".weight_scale_inv"}, shapes={"scales": _scalar}
+        ),
+        Spelling(
             "compressed-tensors",
             _NAMES,
             entry=lambda params: compressed(

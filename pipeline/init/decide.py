@@ -247,7 +247,10 @@ def _stated_block(parent: Parent) -> tuple[int, int]:
 
 def _read_as(ref: TensorRef, parent: Parent, block: tuple[int, int]) -> Held | None:
     """The weight of which `ref` is the main part, in whichever format it is; None where in none."""
+    version_2 = (parent.config.get("quantization_config") or {}).get("checkpoint_format") == "gptq_v2"
     for form in formats().values():
+        if form.name.startswith("gptq") and form.name.startswith("gptq-v2") != version_2:
+            continue
         if form.name != "bf16":
             weight = held(form, ref, parent.tensors, Params(block), transposed=False)
             if isinstance(weight, Held):
@@ -259,7 +262,7 @@ def _static(name: str, weight: Held, tensors: Mapping[str, TensorRef]) -> dict[s
     """Scales of activations beside a weight that will have no codes."""
     module = base_name(name, weight.spelling)
     dropped = Decision("scales of activations", reason="their weights are floats again", drop=True)
-    ends = (".input_scale", ".input_global_scale", ".output_scale")
+    ends = (".input_scale", ".input_global_scale", ".output_scale", ".activation_scale")
     return {module + end: dropped for end in ends if module + end in tensors}
 
 

@@ -37,7 +37,7 @@ def run_preflight(
     findings = (*wrong, *preflight.overruled(preset, shell), *found.findings)
     report = preflight.Report(found.states, findings)
     if as_json:
-        print(json.dumps({"ok": report.ok, **asdict(report)}, indent=2))  # noqa: T201
+        print(json.dumps({"format": "shardmill/preflight/1", "ok": report.ok, **asdict(report)}, indent=2))  # noqa: T201
     else:
         print("\n".join(_lines(report)))  # noqa: T201
     return 0 if report.ok else 1

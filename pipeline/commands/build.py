@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from shardmill.pipeline.commands.options import (
+    is_quiet,
     json_option,
     lossless_option,
     out_option,
@@ -122,14 +123,14 @@ def build(
             raise click.ClickException(
                 f"the plan's key is {prepared.plan.key}, not {expect_key}; nothing was written"
             )
-        with meter(quiet=as_json) as progress:
+        with meter(quiet=as_json or is_quiet()) as progress:
             for line in missed(prepared.parent.left):
                 tell(line)
             summary = run.build(prepared, out, settings, Watch(progress.advance), progress.begin, tell)
         done = _facts(summary)
     seconds = time.monotonic() - started
     if as_json:
-        show_json({**_as_json(done), "seconds": round(seconds, 3)})
+        show_json("build", {**_as_json(done), "seconds": round(seconds, 3)})
     else:
         _show(done, out, seconds)
         words = ["shardmill", "verify", "all", str(out), *parent_words(parent, folders)]

@@ -39,7 +39,7 @@ def delta(old: Path, new: Path, out: Path, as_json: bool) -> None:
         **asdict(changes),
     }
     if as_json:
-        show_json(facts)
+        show_json("delta", facts)
         return
     click.echo(
         f"{out}: {human(written.bytes)} for a checkpoint of {human(facts['new_bytes'])}: "
@@ -78,7 +78,7 @@ def apply_command(old: Path, delta_folder: Path, out: Path, passthrough: Any, as
 
     applied = apply_delta(old, delta_folder, out, passthrough)
     if as_json:
-        show_json({"out": str(out), **asdict(applied)})
+        show_json("apply", {"out": str(out), **asdict(applied)})
         return
     click.echo(
         f"made {out}: {human(applied.bytes)}, {counted(applied.made, 'file')} made, {applied.linked} linked, "

@@ -50,7 +50,7 @@ def explain(
     if as_json:
         shards = {verdict.file: verdict.reason for verdict in verdicts}
         staged_files = [verdict.file for verdict in verdicts if verdict.staged]
-        show_json({"shards": shards, "staged": staged_files, "others": list(explained.others)})
+        show_json("explain", {"shards": shards, "staged": staged_files, "others": list(explained.others)})
         return
     for verdict in verdicts:
         click.echo(printable(f"{verdict.file}: {_what_becomes_of(verdict)}"))

@@ -148,7 +148,7 @@ def _show_json(made: Any, out: Path, parent: Path) -> None:
         "tensor_bytes": made.plan.tensor_bytes,
         "loads_at": {str(at.tensor_parallel): at.reason or "yes" for at in made.plan.loads},
     }
-    show_json(facts)
+    show_json("init", facts)
 
 
 def _largest_left(made: Any) -> str:

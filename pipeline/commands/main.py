@@ -7,8 +7,10 @@ import gc
 import io
 import os
 import platform
+import resource
 import signal
 import sys
+import time
 from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib import import_module
@@ -154,11 +156,28 @@ def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> No
     callback=_show_version,
     help="The version, the kernel and the extras.",
 )
-def shardmill() -> None:
+@click.option("-q", "--quiet", is_flag=True, help="No progress and no notes; answers and errors alone.")
+@click.option("-v", "--verbose", is_flag=True, help="Say at the end what the command took.")
+@click.pass_context
+def shardmill(context: click.Context, quiet: bool, verbose: bool) -> None:
     """Rewrite a published safetensors checkpoint into one that fits and serves better, and prove every byte.
 
     Example: shardmill plan -c pipeline.toml --parent /data/parent
     """
+    if verbose:
+        started = time.monotonic()
+        context.call_on_close(lambda: _tell_cost(time.monotonic() - started))
+
+
+def _tell_cost(seconds: float) -> None:
+    """One line: time, and processor time and the largest memory, workers included."""
+    here, workers = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    processor = sum(usage.ru_utime + usage.ru_stime for usage in (here, workers))
+    peak = max(here.ru_maxrss, workers.ru_maxrss) / 1024
+    click.echo(
+        f"took {seconds:.1f} s, {processor:.1f} s of processor time, at most {peak:.0f} MiB in one process",
+        err=True,
+    )
 
 
 def main() -> NoReturn:

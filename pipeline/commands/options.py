@@ -105,10 +105,18 @@ def out_option(
     return click.option("-o", "--out", type=folder, required=required, help=help)
 
 
-def show_json(facts: Any) -> None:
-    """Prints `facts` as every command prints JSON."""
-    click.echo(json.dumps(facts, indent=2))
+def show_json(kind: str, facts: dict[str, Any]) -> None:
+    """Prints `facts` as every command prints JSON; its form, docs/schemas/KIND-1.json, is named first."""
+    click.echo(json.dumps({"format": f"shardmill/{kind}/1", **facts}, indent=2))
 
 
 def tell(line: str) -> None:
-    click.echo(printable(line), err=True)
+    """A note for people on standard error; nothing under `-q`."""
+    if not is_quiet():
+        click.echo(printable(line), err=True)
+
+
+def is_quiet() -> bool:
+    """Whether the user gave `shardmill -q`."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.find_root().params.get("quiet"))

@@ -53,6 +53,6 @@ def pin(
     write_whole(path, lock.to_json())
     facts = lock_facts(lock)
     if as_json:
-        show_json({"lock": str(path), **facts})
+        show_json("pin", {"lock": str(path), **facts})
     else:
         click.echo(f"pinned {facts['files']} files, {human(facts['bytes'])}, in {path}")

@@ -88,7 +88,7 @@ def plan(
             for p in probed
         ]
     if as_json:
-        show_json(facts)
+        show_json("plan", facts)
     else:
         _show_plan(prepared, facts)
         for line in probed:

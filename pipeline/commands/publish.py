@@ -80,7 +80,7 @@ def publish(
     commit = None if dry_run else run(surveyed, wish, _nothing if as_json else tell)
     facts = _facts(surveyed, commit)
     if as_json:
-        show_json(facts)
+        show_json("publish", facts)
     else:
         _show(facts, dry_run)
 

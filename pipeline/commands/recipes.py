@@ -24,7 +24,8 @@ def recipes(name: str | None, as_json: bool) -> None:
     if name is not None:
         click.echo(_text(name), nl=False)
     elif as_json:
-        show_json({each: {"file": str(path), "purpose": purpose(path)} for each, path in shipped().items()})
+        known = {each: {"file": str(path), "purpose": purpose(path)} for each, path in shipped().items()}
+        show_json("recipes", {"recipes": known})
     else:
         _show()
 

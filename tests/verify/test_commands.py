@@ -181,3 +181,19 @@ def test_findings_beyond_a_bound_are_counted_and_not_kept(
     assert sum(row["rule"] == "SM024" for row in value["findings"]) == 3
     assert value["more"]["SM024"] == len(names) - 1 - 3
     assert f"and {len(names) - 1 - 3:,} more" in _ask("integrity", pair[1]).output
+
+
+def test_where_there_is_no_terminal_progress_is_a_line_every_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from shardmill.verify.commands import options
+
+    now = iter([0.0, 4.0, 11.0, 12.0, 22.0])
+    monkeypatch.setattr(options.time, "monotonic", lambda: next(now))
+    with options.Bar() as bar:
+        for done in (1, 2, 3, 4):
+            bar(done * 10**9, 8 * 10**9)
+    assert capsys.readouterr().err.splitlines() == [
+        "2.0 of 8.0 GB, 0.18 GB/s, 33 s left",
+        "4.0 of 8.0 GB, 0.18 GB/s, 22 s left",
+    ]

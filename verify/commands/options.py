@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 _SECONDS_BETWEEN_FRAMES = 0.1
+_SECONDS_BETWEEN_LINES = 10.0
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -113,19 +114,23 @@ def parents_at(parent: str | None, others: Sequence[str]) -> Source | None:
 
 
 class Bar:
-    """A progress bar on stderr where that is a terminal; silence elsewhere."""
+    """Progress on stderr: a bar where that is a terminal, else a line every ten seconds; nothing under `-q`."""
 
     def __init__(self) -> None:
-        self._bar = _terminal_bar() if sys.stderr.isatty() else None
-        self._drawn = 0.0
+        self._bar = _terminal_bar() if sys.stderr.isatty() and not _quiet() else None
+        self._lines = self._bar is None and not _quiet()
+        self._started = self._shown = time.monotonic()
 
     def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=done, total=total)
-            now = time.monotonic()
-            if now - self._drawn >= _SECONDS_BETWEEN_FRAMES:
-                self._drawn = now
+            if now - self._shown >= _SECONDS_BETWEEN_FRAMES:
+                self._shown = now
                 self._bar.refresh()
+        elif self._lines and now - self._shown >= _SECONDS_BETWEEN_LINES:
+            self._shown = now
+            click.echo(_line(done, total, now - self._started), err=True)
 
     def __enter__(self) -> Bar:
         if self._bar is not None:
@@ -135,6 +140,19 @@ class Bar:
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+def _quiet() -> bool:
+    """Whether `shardmill -q` runs this. Without `shardmill` around it there is no such option."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.find_root().params.get("quiet"))
+
+
+def _line(done: int, total: int, seconds: float) -> str:
+    """`1.2 of 3.9 GB, 0.31 GB/s, 9 s left`"""
+    rate = done / seconds
+    left = f", {(total - done) / rate:.0f} s left" if rate else ""
+    return f"{done / 1e9:.1f} of {total / 1e9:.1f} GB, {rate / 1e9:.2f} GB/s{left}"
 
 
 def _terminal_bar() -> Progress:

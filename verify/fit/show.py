@@ -21,6 +21,7 @@ def as_json(answer: Answer, rungs: Sequence[Rung], fork: ForkPlan | None) -> dic
     """One object; `kv`, `weights` and `verdict` hold the answer, the rest how it came about. Sizes in bytes."""
     plan, length = answer.plan, answer.preset.max_model_len
     return {
+        "format": "shardmill/fit/1",
         "planner": "vllm-0.33.0",
         "preset": asdict(answer.preset),
         "verdict": answer.verdict,

@@ -17,6 +17,7 @@ from shardmill.verify.rules.table import RULES, Rule
 
 # A hostile file can hold a million faults of one kind; a report names this many and counts the rest.
 FINDINGS_OF_A_RULE_MAX = 20_000
+VERDICT_FORM = "shardmill/verdict/1"  # of what --json prints: docs/schemas/verdict-1.json
 
 
 class Severity(StrEnum):
@@ -147,6 +148,7 @@ class Report:
 
     def as_json(self) -> str:
         value: dict[str, object] = {
+            "format": VERDICT_FORM,
             "question": self.question,
             "status": self.status,
             "coverage": self.coverage.as_json(),

@@ -18,6 +18,7 @@ from shardmill.pipeline.publish.plan import plan_publication, with_found
 from tests.pipeline.delta.children import write_child
 from tests.pipeline.parents import INDEX, MANIFEST, RECIPE, bf16, build, published, write_recipe
 from tests.pipeline.publish.hub import Hub, Repository, serving
+from tests.schemas import held
 
 pytest.importorskip("huggingface_hub", reason="needs the extra `hub`")
 # The library hands its open file to httpx2 by an argument that httpx2 would rather see under another name.
@@ -59,7 +60,7 @@ def run(*words: Any) -> Result:
 def told(*words: Any) -> Any:
     result = run(*words, "--json")
     assert result.exception is None, result.exception
-    return json.loads(result.stdout)
+    return held(result.stdout)
 
 
 def shards(child: Path, rewritten: bool) -> set[str]:

@@ -23,6 +23,7 @@ from shardmill.verify.accept.record import Recorder, record_all
 from shardmill.verify.accept.runs import RunError, append_row, read_run, start_run
 from shardmill.verify.accept.speculation import SpeculationError, check_speculation
 from shardmill.verify.accept.tokens import read_tokens
+from tests.schemas import held
 from tests.verify.accept.replay import RECORDED, replayed
 
 pytest.importorskip("scipy", reason="comparing needs the extra `accept`")
@@ -58,7 +59,7 @@ def runs(tmp_path_factory) -> dict[str, Path]:
 
 def compared(runs, *more: object) -> dict:
     result = ask("compare", runs["base"], runs["test"], *WITH, "--noise", runs["again"], *more, "--json")
-    return json.loads(result.stdout)
+    return held(result.stdout)
 
 
 def test_the_noise_floor_of_a_deterministic_server_is_exact(runs):

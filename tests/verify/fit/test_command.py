@@ -17,6 +17,7 @@ from shardmill.verify.fit.preset import PRESETS_DIR, PresetError, find_preset, r
 from shardmill.verify.fit.published.boots import GLM_5_3_FLASH_SERVED
 from shardmill.verify.fit.shape import read_shape
 from shardmill.verify.fit.weights import DTYPE_BITS
+from tests.schemas import held
 from tests.verify.fit.glm import converted
 
 PRESETS = """
@@ -81,7 +82,7 @@ def ask(*arguments: str):
 
 def test_json_holds_the_promised_keys_with_the_planners_numbers(checkpoint, preset):
     result = ask(checkpoint, "--preset", preset, "--json")
-    value = json.loads(result.stdout)
+    value = held(result.stdout)
     assert value["kv"]["bytes_per_token"] == pytest.approx(6582.0, abs=0.05)
     assert value["kv"]["need_bytes"] == 3_450_839_040
     assert value["kv"]["pool_tokens"] == 512_890
@@ -93,7 +94,7 @@ def test_json_holds_the_promised_keys_with_the_planners_numbers(checkpoint, pres
 
 def test_flags_override_the_preset(checkpoint, preset):
     flags = ["--rung", "6666", "--no-mtp", "--max-model-len", "262144", "--kda-prefill-backend", "triton"]
-    value = json.loads(ask(checkpoint, "--preset", preset, *flags, "--pin", 5_000_000_000, "--json").stdout)
+    value = held(ask(checkpoint, "--preset", preset, *flags, "--pin", 5_000_000_000, "--json").stdout)
     assert (value["preset"]["rung"], value["preset"]["draft_tokens"], value["preset"]["max_model_len"]) == (
         "6666",
         0,
@@ -105,7 +106,7 @@ def test_flags_override_the_preset(checkpoint, preset):
 
 def test_without_prefix_caching_the_same_pin_holds_the_context(checkpoint, preset):
     result = ask(checkpoint, "--preset", preset, "--no-prefix-caching", "--json")
-    value = json.loads(result.stdout)
+    value = held(result.stdout)
     assert value["kv"]["pool_tokens"] == 544_452
     assert (value["verdict"], result.exit_code) == ("fits", 0)
 
@@ -121,7 +122,7 @@ def test_a_person_reads_verdict_pin_and_ladder(checkpoint, preset):
 def test_a_boot_log_is_compared_term_by_term(checkpoint, preset, tmp_path):
     log = tmp_path / "boot.log"
     log.write_text(LOG)
-    value = json.loads(ask(checkpoint, "--preset", preset, "--log", log, "--json").stdout)
+    value = held(ask(checkpoint, "--preset", preset, "--log", log, "--json").stdout)
     rows = {row["term"]: row for row in value["log"]}
     assert set(rows) == {
         "weights",
@@ -140,7 +141,7 @@ def test_a_boot_log_is_compared_term_by_term(checkpoint, preset, tmp_path):
 def test_a_profiled_pool_is_taken_from_the_log_within_its_rounding(checkpoint, preset, tmp_path):
     log = tmp_path / "boot.log"
     log.write_text("Available KV cache memory: 4.54 GiB\nGPU KV cache size: 740,841 tokens\n")
-    value = json.loads(ask(checkpoint, "--preset", preset, "--log", log, "--json").stdout)
+    value = held(ask(checkpoint, "--preset", preset, "--log", log, "--json").stdout)
     row = next(row for row in value["log"] if row["term"] == "pool tokens")
     assert (row["low"], row["high"]) == (737_042, 740_841)
     assert row["residual"] == 0

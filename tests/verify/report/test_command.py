@@ -16,6 +16,7 @@ from shardmill.pipeline.errors import CheckpointError
 from shardmill.verify.commands import report as command
 from shardmill.verify.commands.report import report
 from tests.pipeline.parents import listing
+from tests.schemas import held
 
 
 def test_it_writes_a_page_a_card_and_json(small: tuple[Path, Path], tmp_path: Path) -> None:
@@ -31,7 +32,7 @@ def test_it_writes_a_page_a_card_and_json(small: tuple[Path, Path], tmp_path: Pa
         "report.html",
         "report.json",
     ]
-    told = json.loads(result.stdout)
+    told = held(result.stdout)
     assert told == json.loads((tmp_path / "r" / "report.json").read_text())
     assert told["compared"] is True
     assert (listing(out), listing(parent)) == before
@@ -68,7 +69,7 @@ def test_a_missing_shard_is_a_finding_of_the_report(small: tuple[Path, Path], tm
     arguments = [str(copy), "--parent", str(small[0]), "--out", str(tmp_path / "r"), "--json"]
     result = CliRunner().invoke(report, arguments)
     assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
+    told = held(result.stdout)
     assert told["lint"]["status"] == "error"
     assert [weight["error"] for weight in told["weights"]] == [None] * 5
 

@@ -15,6 +15,7 @@ from shardmill.kernels.group_codes import GroupCodes
 from shardmill.pipeline.errors import BuildError, PlanError, RecipeError
 from shardmill.pipeline.formats import formats
 from shardmill.pipeline.formats.base import Params, Setting
+from shardmill.pipeline.formats.module import part_name
 from tests.kernels.conftest import bell, words
 from tests.pipeline.formats.matrices import targets
 from tests.pipeline.parents import build, write_shard
@@ -211,35 +212,42 @@ def test_a_fused_group_has_one_number(tmp_path: Path, to: str) -> None:
     assert set(sources) == {f"{name}.weight" for name in weights}
 
 
+STACKED = [(name, profile) for name, profile in targets() if not formats()[name].surveys]
+
+
 @pytest.mark.parametrize("transposed", [False, True])
-def test_a_stack_is_its_experts(tmp_path: Path, transposed: bool) -> None:
-    """Experts in one tensor, [E, out, in] or [E, in, out], have the codes that each would have alone."""
+@pytest.mark.parametrize(("to", "profile"), STACKED)
+def test_a_stack_is_its_experts(tmp_path: Path, to: str, profile: str, transposed: bool) -> None:
+    """In every format experts in one tensor, [E, out, in] or [E, in, out], have the parts that each has alone."""
     experts = bell(81, 3, 128, 256)
     stored = np.ascontiguousarray(experts.transpose(0, 2, 1)) if transposed else experts
-    parent = parent_of(tmp_path / "parent", {"model.layers.0.mlp.experts.down_proj": ("BF16", stored)})
+    home = "model.layers.0.mlp.experts.down_proj"
+    parent = parent_of(tmp_path / "parent", {home: ("BF16", stored)})
     keys = "transposed = true\n" if transposed else ""
-    build(parent, tmp_path / "out", recipe(tmp_path, "mxfp8", globs="**.experts.down_proj", keys=keys))
-    child = arrays_of(tmp_path / "out")
-    alone = [formats()["mxfp8"].encode(each, setting("mxfp8", "compressed-tensors")) for each in experts]
-    for role, end in (("codes", ""), ("scales", "_scale")):
-        assert child["model.layers.0.mlp.experts.down_proj" + end].tobytes() == b"".join(
-            each[role].tobytes() for each in alone
-        )
+    build(parent, tmp_path / "out", recipe(tmp_path, to, profile, globs="**.experts.down_proj", keys=keys))
+    child, form, made = arrays_of(tmp_path / "out"), formats()[to], setting(to, profile)
+    assert form.encode is not None
+    alone = [form.encode(each, made) for each in experts]
+    for role, end in made.spelling.ends.items():
+        if role in alone[0]:
+            whole = child[part_name(home, end, plain=True)]
+            assert len(whole) == 3
+            assert whole.tobytes() == b"".join(each[role].tobytes() for each in alone)
 
 
-@pytest.mark.parametrize("to", ["mxfp8", "nvfp4"])
-def test_a_stack_unstacks_into_one_tensor_an_expert(tmp_path: Path, to: str) -> None:
+@pytest.mark.parametrize(("to", "profile"), targets())
+def test_a_stack_unstacks_into_one_tensor_an_expert(tmp_path: Path, to: str, profile: str) -> None:
     """[E, in, gate + up] becomes experts.E.{gate,up}_proj, with the number of the expert's whole matrix."""
     experts = bell(82, 2, 256, 128)
     stored = np.ascontiguousarray(experts.transpose(0, 2, 1))
     home = "model.layers.0.mlp.experts"
     parent = parent_of(tmp_path / "parent", {f"{home}.gate_up_proj": ("BF16", stored)})
     keys = "transposed = true\nunstack = true\n"
-    build(parent, tmp_path / "out", recipe(tmp_path, to, globs="**.experts.gate_up_proj", keys=keys))
+    build(parent, tmp_path / "out", recipe(tmp_path, to, profile, globs="**.experts.gate_up_proj", keys=keys))
     child, form = arrays_of(tmp_path / "out"), formats()[to]
     assert form.encode is not None
     for number, expert in enumerate(experts):
-        made = setting(to, "compressed-tensors", np.float32(np.abs(bf16_to_f32(expert)).max()))
+        made = setting(to, profile, np.float32(np.abs(bf16_to_f32(expert)).max()))
         for name, rows in (("gate_proj", slice(0, 128)), ("up_proj", slice(128, 256))):
             for role, array in form.encode(np.ascontiguousarray(expert[rows]), made).items():
                 assert child[f"{home}.{number}.{name}{made.spelling.ends[role]}"].tobytes() == array.tobytes()

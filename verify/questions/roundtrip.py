@@ -31,6 +31,7 @@ from shardmill.verify.formats.schemes import FLOATS, PACKED, Linear, is_scale, q
 from shardmill.verify.questions.coverage import form_of
 from shardmill.verify.questions.local_errors import LocalErrors
 from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
+from shardmill.verify.reading.manifest import Conversion
 from shardmill.verify.reading.parents import open_parent
 from shardmill.verify.reading.progress import Progress
 from shardmill.verify.reading.source import Source
@@ -130,6 +131,7 @@ class Pair:
     child: Matrix
     parent: Matrix
     same: bool = False  # both must decode to the same values: codes were kept, their scales written anew
+    claimed: bool = False  # the manifest says that every block is exact
 
     @property
     def limited(self) -> str:
@@ -198,12 +200,19 @@ def pairs_of(child: Checkpoint, parent: Checkpoint, everything: bool) -> Iterato
             continue
         conversion = child.manifest.conversions.get(linear.weight.name) if child.manifest else None
         family = conversion.family if conversion is not None else kind_of(linear.module)
-        same = conversion is not None and conversion.numerics == REBLOCK
-        yield Pair(linear.weight.name, family, matrix, other, same)
+        same = conversion is not None and (conversion.numerics == REBLOCK or _claims_all(conversion))
+        claimed = conversion is not None and _claims_all(conversion)
+        yield Pair(linear.weight.name, family, matrix, other, same, claimed)
     yield from _float_pairs(child, parent, theirs, renamed, declared_there)
 
 
-REBLOCK = "reblock/1"
+REBLOCK, RECAST = "reblock/1", "recast/1"
+
+
+def _claims_all(conversion: Conversion) -> bool:
+    """Whether the manifest says that every block of a weight made of codes decodes to the parent's numbers."""
+    blocks = conversion.counts.get("blocks", 0)
+    return conversion.numerics == RECAST and conversion.counts.get("exact_blocks") == blocks > 0
 
 
 def _same_form(linear: Linear, other: Linear) -> bool:
@@ -347,6 +356,9 @@ def _faults(pair: Pair, loss: Loss, limits: Limits) -> Iterator[Finding]:
     if abs(loss.gain - 1) > gain and loss.error <= limit:
         got = f"{loss.gain:.4f} times"
         yield Finding("roundtrip-gain", file, loss.name, f"within {gain:.1%} of the parent's size", got)
+    if pair.claimed and loss.difference:
+        got = f"relative error {loss.error:.2g}"
+        yield Finding("claim-false", file, loss.name, "every block exact, as the manifest says", got)
     if loss.odd:
         expected = "each row, column and block within its rounding"
         yield Finding("roundtrip-local", file, loss.name, expected, ", ".join(loss.odd))

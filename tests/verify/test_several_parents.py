@@ -69,7 +69,7 @@ def test_a_true_child_is_clean_against_all_its_parents(made: Three) -> None:
     reports = questions(made, parents(made))
     assert [slugs(report) for report in reports.values()] == [[], [], []]
     assert str(reports["reproduce"].facts["blocks"]).startswith("12 of 12 compared, 0 differ")
-    assert not any("source" in topic for topic in reports["integrity"].not_checked)
+    assert not any("of source" in topic for topic in reports["integrity"].not_checked)
 
 
 def test_what_is_not_given_is_not_judged_and_said(made: Three) -> None:
@@ -164,3 +164,12 @@ def test_a_source_that_no_manifest_names_is_said(made: Three) -> None:
     report = integrity(Folder(made.root / "out"), Parents(Folder(made.main), {"third": Folder(made.mtp)}))
     assert "source third" in report.not_checked
     assert A_FILES[0] in "".join(report.fine)
+
+
+def test_a_source_of_another_commit_is_found(three: Three) -> None:
+    """Where a given place says which commit it is, the manifest must name that one of it."""
+    note = three.native / ".cache" / "huggingface" / "download" / "config.json.metadata"
+    note.parent.mkdir(parents=True)
+    note.write_text("f" * 40 + "\n")
+    report = integrity(Folder(three.root / "out"), parents(three))
+    assert "parent-differs" in dict(slugs(report))

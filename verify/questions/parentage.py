@@ -17,7 +17,7 @@ from shardmill.verify.questions.renames import claim_faults, rename_faults
 from shardmill.verify.reading.checkpoint import Checkpoint
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.reading.manifest import Manifest
-from shardmill.verify.reading.parents import open_parent, own_place, source_faults
+from shardmill.verify.reading.parents import open_parent, source_faults
 from shardmill.verify.reading.source import Source
 from shardmill.verify.reading.stream import FileJob, FileResult, Task
 from shardmill.verify.rules.findings import Finding, Report
@@ -89,7 +89,7 @@ def parentage(child: Checkpoint, linears: dict[str, Linear], source: Source, rep
     if manifest is not None:
         shards = manifest.shards.values()
         origin.sources = {name: digest for shard in shards for name, digest in shard.sources.items()}
-        report.add(*rename_faults(manifest, parent), *claim_faults(manifest, own_place(source), report))
+        report.add(*rename_faults(manifest, parent), *claim_faults(manifest, source, report))
         report.add(*source_faults(manifest))
     report.add(*_foreign_sources(origin))
     for name, theirs in parent.tensors.items():

@@ -15,7 +15,7 @@ from shardmill.pipeline.formats import formats
 from shardmill.pipeline.formats.base import RECAST, Format, Params, Spelling
 from shardmill.pipeline.formats.base import Part as FormatPart
 from shardmill.pipeline.formats.kept import keeps
-from shardmill.pipeline.formats.module import MAIN, WEIGHT, Held, held, is_further_part, main_end, targets
+from shardmill.pipeline.formats.module import MAIN, WEIGHT, Held, end_of, held, is_further_part, targets
 from shardmill.pipeline.plan import sources
 from shardmill.pipeline.types import SCALE_SUFFIXES, BlockShape, Shape, TensorRef
 
@@ -356,8 +356,9 @@ class Convert(Conversion):
         form = formats()[self.source]
         if form.name == "bf16":
             return (*ref.shape[:-2], *reversed(ref.shape[-2:])) if self.transposed else ref.shape
-        ending = [each for each in form.spellings if ref.name.endswith(main_end(each))]
-        return form.weight_shape(ref.shape, max(ending, key=lambda each: len(main_end(each))))
+        ends = {each.profile: end_of(ref.name, each) for each in form.spellings}
+        fitting = [each for each in form.spellings if ends[each.profile] is not None]
+        return form.weight_shape(ref.shape, max(fitting, key=lambda each: len(ends[each.profile] or "")))
 
     def spelling(self) -> Spelling:
         spelling = formats()[self.to].spelling(self.profile)
@@ -391,7 +392,7 @@ class Convert(Conversion):
     def made(self, ref: TensorRef) -> dict[str, tuple[str, FormatPart]]:
         """Role -> (name, part) of what `ref` becomes, where it is not unstacked."""
         form, target = formats()[self.source], formats()[self.to]
-        ends = [WEIGHT] if form.name == "bf16" else [main_end(each) for each in form.spellings]
+        ends = [WEIGHT] if form.name == "bf16" else [end_of(ref.name, each) or "" for each in form.spellings]
         end = max((each for each in ends if ref.name.endswith(each)), key=len, default="")
         plain = end != WEIGHT and not end.startswith(".")
         found = targets(

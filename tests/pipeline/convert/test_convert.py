@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from shardmill.kernels.formats import bf16_to_f32
+from shardmill.kernels.formats import bf16_to_f32, f32_to_bf16
 from shardmill.kernels.group_codes import GroupCodes
 from shardmill.pipeline.errors import BuildError, PlanError, RecipeError
 from shardmill.pipeline.formats import formats
@@ -233,6 +233,25 @@ def test_a_stack_is_its_experts(tmp_path: Path, to: str, profile: str, transpose
             whole = child[part_name(home, end, plain=True)]
             assert len(whole) == 3
             assert whole.tobytes() == b"".join(each[role].tobytes() for each in alone)
+    if to != "bf16":
+        _come_back(tmp_path, to, profile, home)
+
+
+def _come_back(folder: Path, to: str, profile: str, home: str) -> None:
+    """The stack is read back as BF16 under its own name: each expert's numbers, rounded once."""
+    keys = f'source = "{to}"\n'
+    held = [name for name in arrays_of(folder / "out") if name.startswith(home)]
+    globs = ["**.experts.down_proj"] * (home in held) + ["**.experts.down_proj_*"]
+    back = recipe(folder, "bf16", profile, globs=globs, keys=keys)
+    build(folder / "out", folder / "back", back)
+    made = setting(to, profile)
+    child = arrays_of(folder / "out")
+    for expert, values in enumerate(bf16_to_f32(arrays_of(folder / "back")[home])):
+        parts = {
+            role: child[part_name(home, end, plain=True)][expert] for role, end in made.spelling.ends.items()
+        }
+        numbers = formats()[to].decode(parts, made)
+        assert np.array_equal(values, bf16_to_f32(f32_to_bf16(numbers)))
 
 
 @pytest.mark.parametrize(("to", "profile"), targets())

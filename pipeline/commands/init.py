@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import click
 
 from shardmill.pipeline.commands.options import json_option, lossless_option, renamed_option, show_json
 from shardmill.pipeline.commands.parent import ParentFolder
+from shardmill.pipeline.commands.printable import printable
 from shardmill.pipeline.commands.progress import human
 from shardmill.pipeline.container.hub import Mirror, place_of
 from shardmill.pipeline.errors import PlanError, RecipeError
@@ -69,7 +71,7 @@ def init(
     Example: shardmill init /data/Qwen3-8B -o qwen3-8b.toml && shardmill plan -c qwen3-8b.toml --parent /data/Qwen3-8B
     """
     from shardmill.pipeline.formats import formats
-    from shardmill.pipeline.plan.nothing import holds_codes, why_nothing
+    from shardmill.pipeline.init.doubts import doubts
     from shardmill.pipeline.recipe.tables import Recipe
     from shardmill.pipeline.stages.job import Checkpoint
     from shardmill.pipeline.stages.scan import scan
@@ -81,16 +83,10 @@ def init(
         raise RecipeError([f"{out}: exists already; choose another --out, or give --force to replace it"])
     headers = scan(Checkpoint(Recipe.model_construct(), parent))
     made = _drafted(headers, parent, name, profile, aim, lossless)
-    if reason := made.why_nothing():
-        raise PlanError([f"{parent}: {reason}"])
-    if not made.plan.conversions and not (aim == "fp8" and holds_codes(headers.tensors)):
-        raise PlanError(
-            [f"{parent}: no weight converts to {aim}: {why_nothing(headers.tensors)}; no recipe is written"]
-        )
     if lossless:
         _refuse_losses(made.text, parent, quiet=as_json)
     out.write_text(made.text, encoding="utf-8")
-    (_show_json if as_json else _show)(made, out, parent)
+    (_show_json if as_json else _show)(made, out, parent, doubts(headers))
 
 
 def _drafted(
@@ -100,16 +96,17 @@ def _drafted(
     from shardmill.pipeline.init.draft import default_profile, draft
 
     repository, revision = _origin(parent)
-    base = (repository or parent.resolve().name).rpartition("/")[2].lower()
+    base = _written((repository or parent.resolve().name).rpartition("/")[2].lower())
     try:
         return draft(
             headers,
-            name or f"{base}-{aim}",
+            _written(name or f"{base}-{aim}"),
             profile or default_profile(headers, aim),
             aim,
             repository,
             revision,
-            lossless,
+            must_convert=True,
+            lossless=lossless,
         )
     except (ValueError, IndexError) as error:
         odd = next(
@@ -131,6 +128,11 @@ def _refuse_losses(text: str, parent: Path, quiet: bool) -> None:
     refuse_losses(prepare(Recipe.model_validate(tomllib.loads(text)), parent), quiet)
 
 
+def _written(name: str) -> str:
+    """A name as a recipe can hold it: a folder's may have letters that are no UTF-8, or do not print."""
+    return "".join(sign if sign.isprintable() else "-" for sign in name)
+
+
 def _origin(parent: Path) -> tuple[str | None, str | None]:
     """The repository and commit that a folder holds, where it says so: a hub's sparse mirror or cache."""
     if mirror := Mirror.of(parent):
@@ -139,12 +141,13 @@ def _origin(parent: Path) -> tuple[str | None, str | None]:
     return (f"{cached['org']}/{cached['name']}", cached["revision"]) if cached else (None, None)
 
 
-def _show_json(made: Any, out: Path, parent: Path) -> None:
+def _show_json(made: Any, out: Path, parent: Path, warnings: Sequence[str]) -> None:
     families = {family.name: [family.action, family.tensors, family.reason] for family in made.plan.families}
     facts = {
         "recipe": str(out),
         "families": families,
         "unknown": list(made.unknown),
+        "warnings": list(warnings),
         "tensor_bytes": made.plan.tensor_bytes,
         "loads_at": {str(at.tensor_parallel): at.reason or "yes" for at in made.plan.loads},
     }
@@ -158,7 +161,7 @@ def _largest_left(made: Any) -> str:
     return f"; the largest part left is {kept.name}, {human(kept.bytes_before)}" if kept else ""
 
 
-def _show(made: Any, out: Path, parent: Path) -> None:
+def _show(made: Any, out: Path, parent: Path, warnings: Sequence[str]) -> None:
     plan = made.plan
     before = sum(family.bytes_before for family in plan.families)
     click.echo(
@@ -177,4 +180,6 @@ def _show(made: Any, out: Path, parent: Path) -> None:
         click.echo("not known, and so kept; a person may know better:")
         for glob in made.unknown:
             click.echo(f"  {glob}")
+    for sentence in warnings:
+        click.echo(f"warning: {printable(sentence)}")
     click.echo(f"Next:  {shlex.join(['shardmill', 'plan', '-c', str(out), '--parent', place_of(parent)])}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shlex
 import shutil
 import sys
@@ -35,6 +36,7 @@ from shardmill.pipeline.run.probe import Probed, probe
 from shardmill.pipeline.stages.job import Prepared, Settings, Watch
 
 LEFT_SHOWN = 40
+_SEED_BITS = 32  # enough that nobody can foresee the draw, few enough to type
 _PIPED_WIDTH = 120
 _WIDE = 100  # columns that the whole table needs, with names as long as they usually are
 _COLUMNS = ("family", "action", "block", "tensors", "before", "after", "scales")
@@ -52,6 +54,9 @@ _NEEDS_WIDTH = {"before": _WIDE, "scales": _WIDE, "after": 72, "tensors": 62}
     "--probe", "probing", is_flag=True, help="Sample blocks: which families are copies of native FP8?"
 )
 @lossless_option
+@click.option(
+    "--seed", type=click.IntRange(0), help="Draw the blocks of --probe again, as a seed that it printed says."
+)
 @json_option
 def plan(
     recipe: Path,
@@ -60,12 +65,15 @@ def plan(
     out: Path | None,
     probing: bool,
     lossless: bool,
+    seed: int | None,
     as_json: bool,
 ) -> None:
     """What a build would make, from headers alone.
 
     Example: shardmill plan -c pipeline.toml --parent /data/parent --out /data/out
     """
+    if seed is not None and not probing:
+        raise click.UsageError("--seed is for --probe")
     prepared = planned(recipe, parent, sources=sources)
     if out is not None:
         refuse_out(parent, out)
@@ -76,8 +84,10 @@ def plan(
         facts["disk"] = {"needed": prepared.plan.file_bytes, "free": _free(out)}
     if Mirror.of(parent):
         facts["upload"] = _upload(prepared)
-    probed: list[Probed] = probe(prepared.plan, prepared.parent) if probing else []
+    drawn = secrets.randbits(_SEED_BITS) if seed is None else seed
+    probed: list[Probed] = probe(prepared.plan, prepared.parent, drawn) if probing else []
     if probing:
+        facts["seed"] = drawn
         facts["probe"] = [
             {
                 "family": p.family,
@@ -93,6 +103,8 @@ def plan(
         _show_plan(prepared, facts)
         for line in probed:
             click.echo(str(line))
+        if probed:
+            click.echo(f"sampled by seed {drawn}; the same blocks again: --probe --seed {drawn}")
         name = prepared.plan.recipe if is_shipped(recipe) else str(recipe)
         out_words = str(out) if out else "OUT"
         words = ["shardmill", "build", "-c", name, *parent_words(parent, dict(sources))]

@@ -14,6 +14,7 @@ from typing import Any
 
 from shardmill.pipeline.container.header import read_header
 from shardmill.pipeline.container.recognize import HEAD_BYTES, LFS_POINTER, json_problem, looks_like
+from shardmill.pipeline.container.regular import open_regular, read_regular
 from shardmill.pipeline.container.side_files import (
     SideFiles,
     code_named,
@@ -87,7 +88,7 @@ def _why_elsewhere(folder: Path, path: Path, homes: set[Path]) -> str | None:
 
 def _json_or_none(path: Path) -> Any:
     try:
-        return json.loads(path.read_bytes()) if path.is_file() else None
+        return json.loads(read_regular(path, _JSON_PARSED_BYTES_MAX)) if path.is_file() else None
     except (OSError, ValueError, RecursionError):
         return None  # refused below, by name, if it goes along
 
@@ -97,7 +98,7 @@ def _code(folder: Path, sizes: Mapping[str, int]) -> frozenset[str]:
     configs = [_json_or_none(folder / name) for name in sizes if name.endswith("config.json")]
     configs.append(_json_or_none(folder / CONFIG_FILE))
     sources = {
-        name: (folder / name).read_text("utf-8", "replace")
+        name: read_regular(folder / name).decode("utf-8", "replace")
         for name, size in sizes.items()
         if name.endswith(".py") and size <= _CODE_BYTES_MAX
     }
@@ -109,7 +110,7 @@ def _refuse_unsound(path: Path, name: str) -> None:
     """A file that the child gets is copied last; that it is not whole is said first."""
     try:
         size = path.stat().st_size
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             head = file.read(HEAD_BYTES)
             file.seek(max(size - HEAD_BYTES, 0))
             tail = file.read(HEAD_BYTES)
@@ -127,7 +128,7 @@ def _refuse_unsound(path: Path, name: str) -> None:
 
 def _json_problem(path: Path, size: int, head: bytes, tail: bytes) -> str | None:
     if size <= _JSON_PARSED_BYTES_MAX:
-        return json_problem(path.read_bytes())
+        return json_problem(read_regular(path))
     begins = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
     whole = {b"{": b"}", b"[": b"]"}.get(begins)
     if whole is None:

@@ -17,8 +17,9 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from types import TracebackType
 
-from shardmill.pipeline.container.filesystem import is_refused, stat_or_none, sync_file
+from shardmill.pipeline.container.filesystem import close_reader, is_refused, stat_or_none, sync_file
 from shardmill.pipeline.container.hub import hub_bytes
+from shardmill.pipeline.container.regular import open_regular
 from shardmill.pipeline.errors import BuildError, CheckpointError
 from shardmill.pipeline.types import Stat
 
@@ -43,7 +44,7 @@ class Source:
         self.retouched = False
         self.hub = hub_bytes(path)
         try:
-            self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self.fd = open_regular(path)
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be opened: {error.strerror}") from None
 
@@ -51,7 +52,7 @@ class Source:
         try:
             self._held_still("since its header was read")
         except BaseException:
-            os.close(self.fd)
+            close_reader(self.fd)
             raise
         return self
 
@@ -60,7 +61,7 @@ class Source:
     ) -> None:
         if self._once:
             _forget(self.fd)
-        os.close(self.fd)
+        close_reader(self.fd)
         if self.hub is not None:
             self.hub.close()
         if error is None:
@@ -134,7 +135,14 @@ class Sink:
             if error is None and self._waits:
                 self._sync()
         finally:
+            self._close()
+
+    def _close(self) -> None:
+        """A network file system may say only here that bytes did not arrive."""
+        try:
             os.close(self.fd)
+        except OSError as failure:
+            raise self._failed(failure) from None
 
     def _sync(self) -> None:
         try:

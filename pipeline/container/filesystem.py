@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +30,7 @@ REFUSALS: Final = frozenset(
         errno.ENOTTY,
     )
 )
+_NO_SUCH_NAME: Final = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP))
 _SECOND = 1_000_000_000  # nanoseconds
 _FINE_GRAIN = 10_000_000  # a tick of the slowest kernel clock in use, in nanoseconds
 _COARSE_GRAIN = 2 * _SECOND  # FAT's; ext4 with small inodes and HFS+ keep whole seconds
@@ -84,7 +86,7 @@ def sync_folder(path: Path) -> None:
         if not is_refused(error, "fsync of a folder", path, "a power cut may lose the last names in it"):
             raise named(error, "fsync of a folder", path) from None
     finally:
-        os.close(handle)
+        close_reader(handle)
 
 
 def replace(source: Path, target: Path) -> None:
@@ -112,12 +114,28 @@ def _copied_over(source: Path, target: Path) -> None:
     source.unlink()
 
 
+def remove(path: Path) -> None:
+    """Takes away a file, or a folder and all that is in it. A link goes, and what it leads to stays."""
+    try:
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    except OSError as error:
+        raise named(error, "remove", path) from None
+
+
+def close_reader(fd: int) -> None:
+    """Closes what was only read, or locked: nothing is lost where a mount can't say so."""
+    with suppress(OSError):
+        os.close(fd)
+
+
 def stat_or_none(path: Path) -> Stat | None:
     """The file's Stat; None where there is no file of that name."""
     try:
         return file_stat(path) if path.is_file() else None
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+    except OSError as error:
+        if error.errno in _NO_SUCH_NAME:
+            return None
+        raise
 
 
 def shows_later_writes(stat: Stat, since: int) -> bool:

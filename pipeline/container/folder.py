@@ -15,6 +15,7 @@ from pathlib import Path
 
 from shardmill.pipeline.container.atomic import PART_SUFFIX
 from shardmill.pipeline.container.filesystem import sync_folder
+from shardmill.pipeline.container.regular import resolved
 from shardmill.pipeline.errors import BuildError
 
 
@@ -24,7 +25,7 @@ def whole_folder(out: Path) -> Iterator[Path]:
 
     Raises BuildError where `out` is there already and not an empty folder, or another run is filling it.
     """
-    target = out.resolve()
+    target = resolved(out)
     refuse_taken(out)
     part = target.with_name(f".{target.name}{PART_SUFFIX}")
     if part.is_symlink():

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.pipeline.container.recognize import HEAD_BYTES, looks_like
+from shardmill.pipeline.container.regular import open_regular
 from shardmill.pipeline.errors import CheckpointError
 from shardmill.pipeline.types import DTYPE_BITS, DTYPE_RANK, Header, Shape, Stat, TensorRef, tensor_bytes
 
@@ -38,7 +39,7 @@ def read_header(path: Path, shard: str) -> Header:
     Raises CheckpointError, in one sentence, for whatever the format forbids; reads no tensor data.
     """
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             head = file.read(HEAD_BYTES)
             length = int.from_bytes(head[:_LENGTH_BYTES], "little")
@@ -80,7 +81,8 @@ def parse_header(text: bytes, shard: str) -> Header:
         raise CheckpointError(
             f"{shard}: its header is not valid JSON ({error}); fetch the file again"
         ) from error
-    metadata = entries.pop("__metadata__", None) or {}  # the library reads null as absent
+    metadata = entries.pop("__metadata__", None)
+    metadata = {} if metadata is None else metadata  # the library reads null as absent
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise CheckpointError(f"{shard}: __metadata__ must map strings to strings")
     refs = [_ref(name, entry, shard) for name, entry in entries.items()]

@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from shardmill.pipeline.container.header import HEADER_BYTES_MAX
+from shardmill.pipeline.container.regular import read_regular
 from shardmill.pipeline.container.side_files import SIDE_FILE_BYTES_MAX, SideFiles, module_folders
 from shardmill.pipeline.errors import CheckpointError, MissingExtraError, ShardmillError
 from shardmill.pipeline.types import README_FILE
@@ -48,7 +49,7 @@ class Mirror:
     def of(cls, folder: Path) -> Mirror | None:
         """The Mirror in `folder`; None where its note is absent or damaged."""
         try:
-            value = json.loads((folder / HUB_FILE).read_bytes())
+            value = json.loads(read_regular(folder / HUB_FILE))
             texts = [value["repository"], value["base"], *value["holes"], *value["sha256"].values()]
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
@@ -167,7 +168,7 @@ def _make(
 
 def _modules(path: Path) -> frozenset[str]:
     try:
-        return module_folders(json.loads(path.read_bytes())) if path.exists() else frozenset()
+        return module_folders(json.loads(read_regular(path))) if path.exists() else frozenset()
     except (ValueError, RecursionError):
         return frozenset()
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from shardmill.pipeline.container.header import file_stat, read_header
 from shardmill.pipeline.container.recognize import instead_of_checkpoint, json_problem
+from shardmill.pipeline.container.regular import read_regular
 from shardmill.pipeline.errors import CheckpointError
 from shardmill.pipeline.types import INDEX_FILE, SINGLE_FILE, Header, Stat
 
@@ -25,7 +26,7 @@ def weight_files(folder: Path, also: Sequence[str] = ()) -> tuple[tuple[Header, 
     further ones. Raises CheckpointError where files are missing or contradict each other.
     """
     index = folder / INDEX_FILE
-    weight_map = _weight_map(index) if index.exists() else None
+    weight_map = _weight_map(index) if index.exists() or index.is_symlink() else None
     shards = _shards(folder, weight_map, also)
     # Stats come first: a shard that is replaced after its header was read has another stat when it is opened.
     stats = {shard: file_stat(folder / shard) for shard in shards}
@@ -65,11 +66,11 @@ def _weight_map(path: Path) -> dict[str, str]:
 
 def json_object(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > _INDEX_BYTES_MAX:
+        data = read_regular(path, _INDEX_BYTES_MAX + 1)
+        if len(data) > _INDEX_BYTES_MAX:
             raise CheckpointError(
                 f"{path.name}: is larger than {_INDEX_BYTES_MAX} bytes, too large for such a file; fetch it again"
             )
-        data = path.read_bytes()
         if problem := json_problem(data):
             raise CheckpointError(f"{path.name}: {problem}")
         value = json.loads(data)

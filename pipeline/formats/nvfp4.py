@@ -80,9 +80,10 @@ def _multiplied(amax: F32, largest: np.float32) -> tuple[np.float32, U8, F32]:
 
 def _reciprocal(amax: F32, largest: np.float32) -> tuple[np.float32, U8, F32]:
     """nvfp4-ct/1: the same for g."""
-    number = (
-        np.minimum(np.float32(1) / largest * _WHOLE, np.float32(1) / _FLOOR) if largest else np.float32(1)
-    )
+    with np.errstate(over="ignore"):  # of the smallest numbers: the floor holds then
+        number = (
+            np.minimum(np.float32(1) / largest * _WHOLE, np.float32(1) / _FLOOR) if largest else np.float32(1)
+        )
     scales = e4m3_codes(np.minimum(number * (amax / _SIX), np.float32(E4M3_MAX)))
     scales[scales == 0] = _EIGHTH
     return number, scales, E4M3_VALUES[scales] / number

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from shardmill.pipeline.formats import formats
 from shardmill.pipeline.formats.base import Params
@@ -20,6 +21,7 @@ from shardmill.pipeline.types import BlockShape, Parent, TensorRef
 
 Aim = str  # "fp8" (in blocks), "bf16" (undoes what is quantized), or a format that can be written
 SIZES_WANTED = (1, 2)  # tensor-parallel sizes that a block is chosen for
+_TIED = "tie_word_embeddings is true: loaders take the embeddings in its place, and have no scales for it"
 _SIDES = {"modelopt-mixed": (128, 64, 32)}  # a profile of many blocks may take a smaller one
 _ONE_SIDE = (128,)
 _USUAL_BLOCK = (128, 128)
@@ -146,6 +148,8 @@ def _at_first(row: Row, ref: TensorRef, parent: Parent, profile: str, aim: Aim) 
         return _native(ref, parent, aim)
     if row.reason is not None:
         return Decision(row.family, reason=row.reason)
+    if row.family == "lm_head" and is_tied(parent.config):
+        return Decision("tied head", reason=_TIED)
     if aim == "bf16":
         if ref.dtype not in FLOATS:
             return Decision("other codes", reason="codes without F32 or BF16 scales of blocks: not undone")
@@ -155,6 +159,14 @@ def _at_first(row: Row, ref: TensorRef, parent: Parent, profile: str, aim: Aim) 
     if not row.stock and profile != "modelopt-mixed":
         return Decision(row.family, reason=f"loaders of the profile {profile!r} build it unquantized")
     return None
+
+
+def is_tied(config: Mapping[str, Any]) -> bool:
+    """Whether a config says that the output head is the embeddings' own matrix."""
+    places = (config, text_config(config))
+    return (
+        next((each["tie_word_embeddings"] for each in places if "tie_word_embeddings" in each), None) is True
+    )
 
 
 def _native(ref: TensorRef, parent: Parent, aim: Aim) -> Decision:

@@ -7,10 +7,11 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from shardmill.pipeline.errors import PlanError
 from shardmill.pipeline.formats import formats
 from shardmill.pipeline.formats.module import is_further_part
 from shardmill.pipeline.init.decide import Aim, Decision, axes_of, deals_kv, decide, fused, kv_heads
-from shardmill.pipeline.init.look import NATIVE, PACKED, UNKNOWN, text_config
+from shardmill.pipeline.init.look import UNKNOWN, text_config
 from shardmill.pipeline.init.names import by_pattern, globs_for, numbers
 from shardmill.pipeline.init.vocabulary import NATIVE_FP8, Group
 from shardmill.pipeline.init.write import (
@@ -21,6 +22,7 @@ from shardmill.pipeline.init.write import (
     RecipeText,
     recipe_toml,
 )
+from shardmill.pipeline.plan.nothing import holds_already, why_nothing
 from shardmill.pipeline.plan.plan import make_plan
 from shardmill.pipeline.plan.profiles.child import FLOATS
 from shardmill.pipeline.plan.profiles.truth import stated
@@ -49,17 +51,6 @@ class RecipeDraft:
         whole = sum(family.bytes_before for family in self.plan.families)
         return sum(family.bytes_before for family in converting) / whole if whole else 0.0
 
-    def why_nothing(self) -> str | None:
-        """Why a recipe would change nothing, where the parent isn't quantized already; None where it does something."""
-        known = {NATIVE.family, PACKED.family}
-        if self.plan.conversions or known & {family.name for family in self.plan.families}:
-            return None
-        largest = max(self.plan.families, key=lambda family: family.bytes_before)
-        return (
-            f"0 weights would convert; the largest part is {largest.name!r} ({largest.bytes_before:,} bytes): "
-            f"{largest.reason}; write a recipe by hand to convert what init does not know"
-        )
-
 
 def default_profile(parent: Parent, aim: Aim = "fp8") -> str:
     """The profile that suits a parent: its own where it is ModelOpt's, else the one most loaders read."""
@@ -76,10 +67,15 @@ def draft(
     aim: Aim = "fp8",
     repository: str | None = None,
     revision: str | None = None,
+    must_convert: bool = False,
     lossless: bool = False,
 ) -> RecipeDraft:
-    """The RecipeDraft for `parent`. Raises PlanError where even the draft doesn't fit, which is a fault of ours."""
+    """The RecipeDraft for `parent`. Raises PlanError where even the draft doesn't fit, which is a fault of ours, and
+    with `must_convert` where no weight would convert.
+    """
     decisions = decide(parent, profile, aim, lossless)
+    if must_convert:
+        _refuse_nothing(decisions, parent, aim)
     patterns = by_pattern(parent.tensors)
     native = NATIVE_FP8.get(str(parent.config.get("model_type")), ())
     families = _families(decisions, patterns, native, lossless)
@@ -103,6 +99,22 @@ def draft(
     sizes = tuple(at.tensor_parallel for at in plan.loads if at.reason is None)
     unknown = [glob for family in families if family.reason == UNKNOWN.reason for glob in family.match]
     return RecipeDraft(recipe_toml(recipe, sizes, plan), plan, tuple(unknown))
+
+
+def _refuse_nothing(decisions: Mapping[str, Decision], parent: Parent, aim: Aim) -> None:
+    """Raises PlanError where no weight converts and the parent is not in the wanted format already."""
+    if any(decision.converts for decision in decisions.values()) or holds_already(aim, parent.tensors):
+        return
+    sizes: dict[Decision, int] = defaultdict(int)
+    for name, decision in decisions.items():
+        sizes[decision] += parent.tensors[name].bytes
+    largest, size = max(sizes.items(), key=lambda item: item[1], default=(Decision("nothing"), 0))
+    sentence = (
+        f"{parent.folder}: 0 weights would convert to {aim}: {why_nothing(parent.tensors)}; the largest part is "
+        f"{largest.family!r} ({size:,} bytes): {largest.reason}; no recipe is written, write one by hand to convert "
+        f"what init does not know"
+    )
+    raise PlanError([sentence])
 
 
 def _planned(parent: Parent, text: str) -> Plan:

@@ -17,6 +17,7 @@ from typing import Any
 
 from shardmill.pipeline.container.atomic import write_whole
 from shardmill.pipeline.container.filesystem import replace, stat_or_none, sync_folder
+from shardmill.pipeline.container.regular import read_regular, resolved
 from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.digest import canonical
 from shardmill.pipeline.manifest.records import MANIFEST_FILE
@@ -25,6 +26,7 @@ from shardmill.pipeline.types import INDEX_FILE, SINGLE_FILE, Stat
 
 ENTRY_FILES = (INDEX_FILE, SINGLE_FILE)  # without them no loader takes the folder for a checkpoint
 Mark = tuple[int, int]  # size and mtime_ns: what a file keeps when it is moved
+_JOURNAL_BYTES_MAX = 1 << 28
 _TRIES = 2  # a step that fails once, as on a network file system, is tried again
 
 
@@ -44,13 +46,13 @@ class Journal:
     def read(cls, path: Path) -> Journal | None:
         """The journal at `path`; None where it is no journal. Raises BuildError where a name leads outside."""
         try:
-            fields = json.loads(path.read_bytes())
+            fields = json.loads(read_regular(path, _JOURNAL_BYTES_MAX))
             # An earlier version wrote "gate", and a list of what is staged.
             entry = fields["entry"] if "entry" in fields else fields["gate"]
             staged, removed = _marks(fields["staged"]), fields["removed"]
             if entry not in ENTRY_FILES or not isinstance(removed, list):
                 return None
-        except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError):
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError, RecursionError):
             return None
         refuse_outside((*staged, *removed), path)
         return cls(staged, tuple(removed), entry)
@@ -152,8 +154,8 @@ class Commit:
 
     def _refuse_link(self, name: str) -> None:
         """Raises BuildError where a folder on the way to `name` is a link that leads out."""
-        home, folder = self.out.resolve(), (self.out / name).parent
-        if folder != self.out and not folder.resolve().is_relative_to(home):
+        home, folder = resolved(self.out), (self.out / name).parent
+        if folder != self.out and not resolved(folder).is_relative_to(home):
             raise BuildError(
                 f"{folder}: is a link that leads out of {self.out}; remove the link, then build again"
             )

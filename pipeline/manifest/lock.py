@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shardmill.pipeline.container.regular import read_regular
 from shardmill.pipeline.errors import CheckpointError
 from shardmill.pipeline.manifest.digest import key_of
 
@@ -75,7 +76,7 @@ def load_lock(path: Path) -> Lock | None:
     if not path.exists():
         return None
     try:
-        body = json.loads(path.read_bytes())
+        body = json.loads(read_regular(path))
         if body["format"] != LOCK_FORMAT:
             raise ValueError(f"its format is not {LOCK_FORMAT}")
         files = {name: LockedFile(**fields) for name, fields in body["files"].items()}

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from shardmill.pipeline.container.regular import read_regular
 from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.records import Manifest, Receipt, leads_outside
 from shardmill.pipeline.types import Stat
@@ -70,7 +71,7 @@ def read_object(path: Path) -> Mapping[str, Any]:
     try:
         if not path.is_file() or path.stat().st_size > _STATE_BYTES_MAX:
             return {}
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_regular(path))
     except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -10,13 +10,13 @@ may trust is written once, by `save`.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 from shardmill.pipeline.container.atomic import write_whole
-from shardmill.pipeline.container.filesystem import stat_or_none
+from shardmill.pipeline.container.filesystem import remove, stat_or_none
+from shardmill.pipeline.container.regular import read_regular
 from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.commit import Commit, Journal, mark_of
 from shardmill.pipeline.manifest.digest import TensorHash, canonical
@@ -31,6 +31,8 @@ from shardmill.pipeline.manifest.state import (
     staged_fields,
 )
 from shardmill.pipeline.types import Stat
+
+_MANIFEST_BYTES_MAX = 1 << 30
 
 
 class Store:
@@ -77,7 +79,7 @@ class Store:
 
     def _manifest_text(self) -> bytes | None:
         path = self.out / MANIFEST_FILE
-        return path.read_bytes() if path.exists() else None
+        return read_regular(path, _MANIFEST_BYTES_MAX) if path.exists() else None
 
     def _stats(self, manifest: bytes | None) -> StatCache:
         """What was saved last. Nothing where it goes with another manifest than the folder's: a build that was
@@ -120,10 +122,10 @@ class Store:
         kept = set(keep)
         for entry in list(self.staging.iterdir()):
             if entry.name not in kept:
-                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+                remove(entry)
         for entry in list(self.receipts.iterdir()):
             if entry.name.removesuffix(".json") not in kept:
-                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+                remove(entry)
 
     def foreign_files(self) -> list[str]:
         """What an output folder holds in which no build of ours was begun."""

@@ -28,6 +28,10 @@ from shardmill.pipeline.plan.types import Assignment, Piece, Plan, ShardPlan
 from shardmill.pipeline.recipe.tables import Recipe, standard_stages
 from shardmill.pipeline.types import FamilySummary, Header, Parent, Shape, TensorRef, tensor_bytes
 
+_LIBRARY_METADATA = {
+    "format": "pt"
+}  # of a rewritten file that states no format: transformers 4 refuses it without
+
 
 def make_plan(recipe: Recipe, parent: Parent, assignments: Sequence[Assignment]) -> Plan:
     """The Plan for `parent`, whose tensors are `assignments`. Raises PlanError where the result could not load."""
@@ -183,7 +187,7 @@ def _shard(
 
 
 def _layout(file: str, header: Header | None, named: Mapping[str, tuple[str, Shape]]) -> Header:
-    metadata = header.metadata if header else {"format": "pt"}
+    metadata = {**_LIBRARY_METADATA, **(header.metadata if header else {})}
     return lay_out(((name, dtype, shape) for name, (dtype, shape) in named.items()), file, metadata)
 
 

@@ -28,16 +28,25 @@ _GLOB_CHARS_MAX = 4096
 
 def expand(glob: str) -> list[str]:
     """`a.{b,c}.d` -> [`a.b.d`, `a.c.d`]. Raises ValueError where the braces don't pair or nest."""
+    return ["".join(choice) for choice in product(*_choices(glob))]
+
+
+def count(glob: str) -> int:
+    """How many globs `glob` stands for. Raises ValueError as `expand` does, which need not be done for it."""
+    return prod(map(len, _choices(glob)))
+
+
+def _choices(glob: str) -> list[list[str]]:
     if len(glob) > _GLOB_CHARS_MAX:
         raise ValueError(f"a glob of {len(glob)} characters; {_GLOB_CHARS_MAX} is the limit, write several")
     pieces = _BRACES.split(glob)
     if any(brace in text for text in pieces for brace in "{}"):
         raise ValueError(f"unbalanced braces in {glob!r}")
     choices = [text.split(",") if i % 2 else [text] for i, text in enumerate(pieces)]
-    if (count := prod(map(len, choices))) > CHOICES_MAX:
-        raise ValueError(f"the braces of {glob[:60]!r} stand for {count} globs; {CHOICES_MAX} is the limit")
+    if (whole := prod(map(len, choices))) > CHOICES_MAX:
+        raise ValueError(f"the braces of {glob[:60]!r} stand for {whole} globs; {CHOICES_MAX} is the limit")
     _refuse_many_stars(glob)
-    return ["".join(choice) for choice in product(*choices)]
+    return choices
 
 
 def _refuse_many_stars(glob: str) -> None:

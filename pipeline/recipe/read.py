@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from shardmill.pipeline.actions import keys_of_families
+from shardmill.pipeline.container.regular import read_regular, resolved
 from shardmill.pipeline.errors import RecipeError
 from shardmill.pipeline.recipe.lines import Origin, located
 from shardmill.pipeline.recipe.spellings import respell
@@ -32,6 +33,8 @@ from shardmill.pipeline.recipe.tables import (
 _RECIPE_BYTES_MAX = 1 << 24
 _LAYERS_MAX = 32
 _PROBLEMS_SHOWN = 50
+_NUMBER_BITS_SHOWN = 128
+_CHARS_SHOWN = 200
 
 
 def load(path: Path) -> Recipe:
@@ -74,27 +77,30 @@ def _layers(path: Path, readers: tuple[Path, ...]) -> list[tuple[dict[str, Any],
     """The TOML at `path`, then what it extends. `readers` are the files that lead here."""
     if "\0" in str(path):
         raise RecipeError([f"{readers[-1]}: `extends` names a path with a NUL character; correct it"])
-    if path.resolve() in readers:
+    try:
+        here = resolved(path)
+    except OSError as error:
+        raise RecipeError([f"{path}: cannot be read: {error.strerror}; correct its links"]) from None
+    if here in readers:
         raise RecipeError([f"{path}: extends itself; remove `extends` from one of the files"])
     if len(readers) > _LAYERS_MAX:
         raise RecipeError([f"{path}: is reached by more than {_LAYERS_MAX} `extends`; shorten the chain"])
     try:
         text = _text(path)
-        table = tomllib.loads(text)
+        table = tomllib.loads(text.removeprefix("\ufeff"))
     except OSError as error:
         advice = "name the recipe with -c: your file, one of `shardmill recipes`, or a draft of `shardmill init DIR`"
         raise RecipeError([f"{path}: cannot be read: {error.strerror}; {advice}"]) from None
     except (ValueError, RecursionError) as error:  # tomllib's own, of numbers without end, of UTF-8, of depth
         raise RecipeError([f"{path}: not valid TOML: {error}"]) from None
     base = table.pop("extends", None)
-    below = _layers(path.parent / str(base), (*readers, path.resolve())) if base is not None else []
+    below = _layers(path.parent / str(base), (*readers, here)) if base is not None else []
     return [(table, Origin(path, text)), *below]
 
 
 def _text(path: Path) -> str:
     """The recipe's text, to the byte: its sha256 is published."""
-    with path.open("rb") as file:
-        data = file.read(_RECIPE_BYTES_MAX + 1)
+    data = read_regular(path, _RECIPE_BYTES_MAX + 1)
     if len(data) > _RECIPE_BYTES_MAX:
         raise ValueError(f"it has more than {_RECIPE_BYTES_MAX} bytes")
     return data.decode("utf-8")
@@ -137,9 +143,16 @@ def _problem(fault: Any, origins: Mapping[str, Origin], of_families: Sequence[Or
     elif fault["type"] == "too_long":
         message = "has too many entries"
     elif isinstance(fault["input"], str | int | float) and fault["type"] != "value_error":
-        message = f"{message}, not {fault['input']!r}"
+        message = f"{message}, not {_shown(fault['input'])}"
     message = message.replace("Input should be", "should be").replace("valid tuple", "list")
     return located(origin, written, message)
+
+
+def _shown(value: str | int | float) -> str:
+    """A value as a sentence can hold it: Python writes no number of ten thousand digits, and nobody reads one."""
+    if isinstance(value, int) and value.bit_length() > _NUMBER_BITS_SHOWN:
+        return f"a number of {value.bit_length()} bits"
+    return repr(value) if not isinstance(value, str) else repr(value[:_CHARS_SHOWN])
 
 
 def _nearest_key(place: tuple[str | int, ...]) -> str:

@@ -23,13 +23,16 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from shardmill.pipeline.actions import ACTIONS, Action, Drop, keys_of_families
-from shardmill.pipeline.recipe.globs import captured, expand, filled, fold
+from shardmill.pipeline.recipe.globs import captured, count, expand, filled, fold
 from shardmill.pipeline.recipe.lines import Origin, located
 from shardmill.pipeline.types import BlockShape, TensorRef
 
 Text = Annotated[str, Field(min_length=1)]
 Side = Annotated[int, Field(ge=1, le=1 << 31, strict=True)]  # strict: neither "4" nor true is a number
-_GLOBS_MAX = 65_536  # that the braces of one table stand for
+# What a recipe may ask for, far above what a model needs: 94 layers of 512 experts take a hundred globs.
+_GLOBS_MAX = 8192  # that the braces of all of its tables stand for
+_TABLES_MAX = 1024  # of a kind
+_COUNT_MAX = 1 << 31  # of tensors, or of parts of a row
 Block = tuple[Side, Side]
 Globs = Annotated[tuple[Text, ...], Field(min_length=1)]
 
@@ -44,12 +47,6 @@ def _one_or_many(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
-def _bounded(globs: tuple[str, ...]) -> tuple[str, ...]:
-    if (count := sum(len(expand(glob)) for glob in globs)) > _GLOBS_MAX:
-        raise ValueError(f"stands for {count} globs; {_GLOBS_MAX} is the limit")
-    return globs
-
-
 class _Matching(_Table):
     match: Globs
 
@@ -61,7 +58,9 @@ class _Matching(_Table):
     @field_validator("match")
     @classmethod
     def _paired(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return _bounded(value)
+        for glob in value:
+            count(glob)
+        return value
 
     def globs(self) -> list[str]:
         return [glob for written in self.match for glob in expand(written)]
@@ -104,7 +103,9 @@ class FurtherParent(_Table):
     @field_validator("names")
     @classmethod
     def _paired(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return _bounded(value)
+        for glob in value:
+            count(glob)
+        return value
 
     def globs(self) -> list[str]:
         return [glob for written in self.names for glob in expand(written)]
@@ -140,7 +141,7 @@ class Family(_Matching):
     source_block: Block | None = None  # the parent's
     numerics: Text | None = None
     to: Text | None = None  # the new name of a family that is renamed: a glob with the wildcards of `match`
-    expect: Annotated[int, Field(ge=0, strict=True)] | None = None
+    expect: Annotated[int, Field(ge=0, le=_COUNT_MAX, strict=True)] | None = None
     reason: Text | None = None
 
     @field_validator("action")
@@ -260,7 +261,7 @@ class Parallel(_Matching):
     """
 
     axis: Literal["rows", "columns"]
-    shares: Annotated[int, Field(ge=1)] | None = None
+    shares: Annotated[int, Field(ge=1, le=_COUNT_MAX)] | None = None
 
 
 class StageTable(_Table):
@@ -315,11 +316,11 @@ class Recipe(_Table):
     parent: Parent = Parent()
     output: Output = Output()
     stages: dict[str, StageTable]
-    source: tuple[FurtherParent, ...] = ()
-    family: tuple[Family, ...] = Field(min_length=1)
-    fused: tuple[Fused, ...] = ()
-    parallel: tuple[Parallel, ...] = ()
-    alias: tuple[Alias, ...] = ()
+    source: tuple[FurtherParent, ...] = Field(default=(), max_length=_TABLES_MAX)
+    family: tuple[Family, ...] = Field(min_length=1, max_length=_TABLES_MAX)
+    fused: tuple[Fused, ...] = Field(default=(), max_length=_TABLES_MAX)
+    parallel: tuple[Parallel, ...] = Field(default=(), max_length=_TABLES_MAX)
+    alias: tuple[Alias, ...] = Field(default=(), max_length=_TABLES_MAX)
 
     _home: Path = PrivateAttr(default=Path())
     _notices: tuple[str, ...] = PrivateAttr(default=())
@@ -366,6 +367,16 @@ class Recipe(_Table):
                     f"family {family.name!r} has action {family.action!r}: [stages] must have {stage} = "
                     f'{{ needs = ["classify"] }}, and rewrite must need it; without [stages] both are so'
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Recipe:
+        globs = [glob for table in (*self.family, *self.fused, *self.parallel) for glob in table.match]
+        globs += [glob for table in self.source for glob in table.names]
+        if (whole := sum(map(count, globs))) > _GLOBS_MAX:
+            raise ValueError(
+                f"its tables stand for {whole} globs; {_GLOBS_MAX} is the limit, write `*` for what is numbered"
+            )
         return self
 
     @model_validator(mode="after")

@@ -67,6 +67,8 @@ def build(
     try:
         with locked(store.lock, out):
             return _build(prepared, store, settings, watch, begin, tell)
+    except OSError as error:
+        raise error if error.filename else OSError(error.errno, error.strerror, str(out)) from None
     finally:
         for loss in losses():
             tell(loss)

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from shardmill.pipeline.container.atomic import write_whole
-from shardmill.pipeline.container.filesystem import is_refused, named
+from shardmill.pipeline.container.filesystem import close_reader, is_refused, named
 from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.state import read_object
 
@@ -27,7 +27,7 @@ HOLDER_SUFFIX = ".holder"
 def locked(path: Path, out: Path) -> Iterator[None]:
     """Holds the lock file `path` of the output folder `out`. Raises BuildError where another build has it."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     except OSError as error:
         raise BuildError(
             f"{path}: cannot be opened: {error.strerror}; make it writable, or choose another --out"
@@ -39,7 +39,7 @@ def locked(path: Path, out: Path) -> Iterator[None]:
             with _holding(path.with_name(path.name + HOLDER_SUFFIX), out):
                 yield
     finally:
-        os.close(fd)
+        close_reader(fd)
 
 
 def _flock(fd: int, path: Path, out: Path) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from shardmill.pipeline.container.files import can_reflink
+from shardmill.pipeline.container.regular import resolved
 from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.records import MANIFEST_FILE
 from shardmill.pipeline.manifest.store import Store
@@ -31,7 +32,7 @@ def refuse_names(names: Iterable[str]) -> None:
 
 def refuse_out(parent: Path, out: Path) -> None:
     """Raises BuildError where `out` is no place for a build from `parent`."""
-    one, other = parent.resolve(), out.resolve()
+    one, other = resolved(parent), resolved(out)
     if one == other:
         raise BuildError(
             f"{out}: is the parent itself; choose another --out, a build never writes to its parent"

@@ -37,20 +37,27 @@ class Probed:
         return f"{self.family}: native FP8 at {self.block}: {share}"
 
 
-def probe(plan: Plan, parent: Parent) -> list[Probed]:
-    """One Probed for each family that is quantized from BF16, at its own block and at [128,128]. Reads a few MB."""
+def probe(plan: Plan, parent: Parent, seed: int) -> list[Probed]:
+    """One Probed for each family that is quantized from BF16, at its own block and at [128,128]. Reads a few MB.
+
+    Blocks are drawn by `seed`, so that a probe can be done again.
+    """
     families: Mapping[tuple[str, BlockShape], list[TensorRef]] = defaultdict(list)
     for name, (family, action) in plan.conversions.items():
         ref = parent.tensors[name]
         if action.encodes and ref.dtype == "BF16":
             for block in dict.fromkeys((action.block, _USUAL)):
                 families[family, block].append(ref)
-    return [_probed(family, block, refs, parent) for (family, block), refs in families.items()]
+    draws = np.random.SeedSequence(seed).spawn(len(families))
+    return [
+        _probed(family, block, refs, parent, np.random.Generator(np.random.PCG64(draw)))
+        for ((family, block), refs), draw in zip(families.items(), draws, strict=True)
+    ]
 
 
-def _probed(family: str, block: BlockShape, refs: list[TensorRef], parent: Parent) -> Probed:
-    """Blocks are drawn by a fixed seed, so that two probes of one parent agree."""
-    draw = np.random.Generator(np.random.PCG64(0))
+def _probed(
+    family: str, block: BlockShape, refs: list[TensorRef], parent: Parent, draw: np.random.Generator
+) -> Probed:
     sampled = exact = 0
     for _ in range(BLOCKS_SAMPLED):
         ref = refs[int(draw.integers(len(refs)))]

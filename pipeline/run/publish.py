@@ -14,6 +14,7 @@ from shardmill.pipeline.actions import Conversion, Reblock
 from shardmill.pipeline.container.files import CHUNK_BYTES, Buffers, Sink, Source
 from shardmill.pipeline.container.filesystem import stat_or_none
 from shardmill.pipeline.container.header import file_stat
+from shardmill.pipeline.container.regular import read_regular
 from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.digest import FILE_ALGORITHM, NO_FILE_ALGORITHM
 from shardmill.pipeline.manifest.lock import Lock, holds_tensors, refuse_other_sha256
@@ -206,7 +207,7 @@ def _small_files(plan: Plan, index: bytes) -> dict[str, bytes]:
 
 
 def _is_published(published: Path, data: bytes) -> bool:
-    return published.is_file() and published.stat().st_size == len(data) and published.read_bytes() == data
+    return published.is_file() and published.stat().st_size == len(data) and read_regular(published) == data
 
 
 def _carry(parent: Parent, name: str, store: Store, memory: Memory, settings: Settings) -> Placed:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardmill.kernels.block_fp8 import NonFinite
+from shardmill.kernels.float_env import default_arithmetic
 from shardmill.kernels.formats import F32
 from shardmill.kernels.group_codes import GroupCodes, widened
 from shardmill.pipeline.actions import Convert
@@ -167,6 +168,7 @@ def _encoded(
 def _strip(weight: _Weight, arrays: Arrays, setting: Setting) -> tuple[dict[str, NDArray[Any]], F32]:
     """The target's parts of a strip, and the strip's own numbers, f32 (where they are counted)."""
     held = weight.held
+    default_arithmetic()  # of this thread: a library may have set it to flush small numbers
     if held.form.name == "bf16":
         strip = arrays["values"].T if held.parts["values"].axis else arrays["values"]
         strip = np.ascontiguousarray(strip)
@@ -306,6 +308,7 @@ def _largest(weight: _Weight, held: Held, seen: _Hashes | None) -> np.float32:
     surveyed = replace(weight, held=held, first_row=0, rows=rows)
     for begin, end in _strips(surveyed):
         arrays = _read(weight.job, held, weight.matrices.start, begin, end, seen)
+        default_arithmetic()
         if weight.recast and weight.recast.survey:
             found = weight.recast.survey(arrays)
         elif held.form.name == "bf16":

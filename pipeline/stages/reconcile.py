@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shardmill.kernels.float_env import default_arithmetic
 from shardmill.kernels.formats import E4M3_VALUES
 from shardmill.kernels.nvfp4 import code_energy, rescale
 from shardmill.pipeline.actions import Reconcile
@@ -31,6 +32,7 @@ def reconcile(job: ShardJob, pieces: tuple[Piece, ...]) -> dict[str, Decoded]:
 
 def _repaired(job: ShardJob, piece: Piece) -> Decoded:
     own_ref, partner_ref, codes_ref = piece.reads
+    default_arithmetic()
     own, partner = _scalar(job, own_ref), _scalar(job, partner_ref)
     larger = max(own, partner)
     before = np.frombuffer(job.read(piece.source), np.uint8)

@@ -13,6 +13,7 @@ from typing import Any
 from shardmill.pipeline.container.beside import side_files
 from shardmill.pipeline.container.card import front_matter
 from shardmill.pipeline.container.header import file_stat
+from shardmill.pipeline.container.regular import read_regular
 from shardmill.pipeline.container.weight_files import json_object, weight_files
 from shardmill.pipeline.errors import CheckpointError
 from shardmill.pipeline.stages.job import Checkpoint
@@ -42,8 +43,7 @@ def scan(checkpoint: Checkpoint) -> Parent:
 def _text(path: Path) -> str:
     """The start of a text file that may be missing, unreadable or no text."""
     try:
-        with path.open("rb") as file:
-            return file.read(_CARD_BYTES_MAX).decode("utf-8", errors="replace")
+        return read_regular(path, _CARD_BYTES_MAX).decode("utf-8", errors="replace")
     except OSError:
         return ""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pickle import UnpicklingError
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -200,10 +202,19 @@ def test_auto_takes_the_fastest_kernel_there_is():
 
 
 @pytest.mark.parametrize(
-    "refusal", [ImportError("needs NumPy 2.3 or less"), RuntimeError("no locator available")]
+    "refusal",
+    [
+        ImportError("needs NumPy 2.3 or less"),
+        RuntimeError("no locator available"),
+        EOFError("Ran out of input"),  # an empty file in its cache
+        UnpicklingError("pickle data was truncated"),
+        AttributeError("of a class that another version pickled"),
+        OSError(5, "Input/output error"),
+    ],
+    ids=lambda refusal: type(refusal).__name__,
 )
 def test_a_numba_that_cannot_run_counts_as_none(monkeypatch, refusal):
-    """Where numba is broken or cannot cache, auto is numpy, not a traceback."""
+    """Where numba is broken, cannot cache or has a damaged cache, auto is numpy, not a traceback."""
 
     def refuse(name):
         raise refusal

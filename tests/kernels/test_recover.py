@@ -48,6 +48,20 @@ def proven(source, block, kernel):
     return exact
 
 
+@pytest.mark.parametrize("top", [-120, -125, -130, -133])
+def test_lossless_blocks_are_counted_at_every_scale_however_tiny(kernel, top):
+    """A block of subnormal numbers that its codes hold whole counts, and none that they do not."""
+    rng = np.random.Generator(np.random.PCG64(-top))
+    whole = np.ldexp(rng.integers(-8, 9, (32, 64)).astype(np.float64), top)
+    whole[0, ::16] = np.ldexp(8.0, top)
+    source = f32_to_bf16(whole.astype(np.float32))
+    exact = proven(source, (16, 16), kernel)
+    codes, scales, _ = encode("amax/1", source, (16, 16), kernel)
+    kept = f32_to_bf16(decode(codes, scales, (16, 16))) == source
+    by_amax = kept.reshape(2, 16, 4, 16).all(axis=(1, 3))
+    assert (exact >= by_amax).all()
+
+
 def copy_of(codes, scales, block):
     return f32_to_bf16(decode(codes, scales, block))
 

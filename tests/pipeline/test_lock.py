@@ -175,6 +175,21 @@ def test_a_lock_from_a_downloads_notes_is_believed_only_as_far_as_it_goes(
         build(parent, tmp_path / "out", lock, paranoid=True)
 
 
+def test_a_header_that_is_not_the_pinned_one_is_refused_without_reading_a_tensor(
+    parent: Path, tmp_path: Path
+) -> None:
+    """Two names exchanged leave size and digests of tensors in order as they were: the header's digest tells."""
+    lock = pinned(parent)
+    data = (parent / SHARDS[0]).read_bytes()
+    one, other = b"layers.0.attn.q.weight", b"layers.0.attn.k.weight"
+    aside = b"@" * len(one)
+    swapped = data.replace(one, aside).replace(other, one).replace(aside, other)
+    assert len(swapped) == len(data)
+    (parent / SHARDS[0]).write_bytes(swapped)
+    with pytest.raises(CheckpointError, match=f"{SHARDS[0]}: its header is not the pinned one"):
+        prepare(recipes.load(write_recipe(tmp_path / "recipes")), parent, lock)
+
+
 def test_a_parent_of_which_a_repair_replaces_a_file_is_pinned_as_it_lies_there(tmp_path: Path) -> None:
     """The other file's header may be of another length."""
     parent = write_parent(tmp_path / "parent")

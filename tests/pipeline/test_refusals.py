@@ -469,14 +469,14 @@ def test_packed_tensors_of_odd_shapes_get_no_entry(tmp_path: Path, weight: Tenso
 def test_a_carried_file_that_cannot_be_read_is_told_before_any_shard_is_made(
     parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = Path.open
+    original = os.open
 
-    def denied(path: Path, *mode: str, **more: object) -> object:
+    def denied(path: Path, *mode: int, **more: int | None) -> int:
         if path == parent / "LICENSE":
             raise PermissionError(13, "Permission denied", str(path))
-        return original(path, *mode, **more)  # type: ignore[call-overload]
+        return original(path, *mode, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Path, "open", denied)
+    monkeypatch.setattr(os, "open", denied)
     with pytest.raises(CheckpointError) as error:
         build(parent, tmp_path / "out")
     named = f"{parent / 'LICENSE'}: cannot be opened: Permission denied"

@@ -128,7 +128,9 @@ def test_selected_and_ignored_rules(pair: tuple[Path, Path], tmp_path: Path) -> 
     assert {f["rule"] for f in only} == {"SM022"}
     assert len(everything) > len(only)
     ignore = tmp_path / "ignore"
-    ignore.write_text("SM022 model-0000*  # lies on another disk\n\n# a comment\n")
+    ignore.write_text(
+        "\ufeffSM022 model-0000*  # lies on another disk\r\n\r\n# a comment\r\n"
+    )  # as Windows writes it
     report = json.loads(_ask("lint", pair[1], "--json", "--ignore", str(ignore)).stdout)
     assert "SM022" not in {f["rule"] for f in report["findings"]}
     assert report["facts"]["ignored"] == {"SM022 missing-shard: lies on another disk": 1}

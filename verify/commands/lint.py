@@ -72,7 +72,7 @@ def lint_command(
             sample,
             tp,
             parse_selection(select) if select else None,
-            tuple(parse_ignores(ignore.read_text().splitlines())) if ignore else (),
+            tuple(parse_ignores(ignore.read_text(encoding="utf-8-sig").splitlines())) if ignore else (),
             seed,
         )
     except (ValueError, UnicodeDecodeError) as error:

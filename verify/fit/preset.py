@@ -106,7 +106,7 @@ def find_preset(name: str) -> Path:
 def read_preset(path: Path) -> Preset:
     """The preset in a TOML file. Raises PresetError for what is not TOML or of a wrong type."""
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise PresetError(f"{path}: cannot be read as TOML: {error}") from None
     serve, kv, env = _table(path, data, "serve"), _table(path, data, "kv"), _table(path, data, "env")

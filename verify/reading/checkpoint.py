@@ -16,7 +16,7 @@ from shardmill.verify.reading.declarations import DECLARATIONS, configs_differ, 
 from shardmill.verify.reading.header import LENGTH_BYTES, Header, Tensor, header_length, parse_header
 from shardmill.verify.reading.manifest import MANIFEST, Manifest, parse_manifest
 from shardmill.verify.reading.source import Source, read
-from shardmill.verify.reading.what_it_is import HEAD_BYTES, what_it_is
+from shardmill.verify.reading.what_it_is import HEAD_BYTES, text_of, what_it_is
 from shardmill.verify.rules.findings import Finding, Report, UnreadableError
 
 INDEX = "model.safetensors.index.json"
@@ -259,9 +259,10 @@ def _what(checkpoint: Checkpoint, file: str, text: bool = False) -> str:
     """What stands in place of a safetensors file, where its first bytes say it."""
     try:
         size = checkpoint.files[file]
-        return (
-            what_it_is(read(checkpoint.source, file, 0, min(size, HEAD_BYTES))) if size else "an empty file"
-        )
+        if not size:
+            return "an empty file"
+        head = read(checkpoint.source, file, 0, min(size, HEAD_BYTES))
+        return what_it_is(head) or (text_of(head) if text else "")
     except UnreadableError:
         return ""
 

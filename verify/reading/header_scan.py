@@ -26,6 +26,7 @@ _NUMBER = r"(?:0|[1-9][0-9]{0,19})"
 _SPACE = r"[ \t\n\r]*+"
 _KEY = re.compile(rf"{_SPACE}({_STRING}){_SPACE}:{_SPACE}")
 _NEXT = re.compile(rf"{_SPACE}([,}}])")
+_NULL = re.compile(r"null(?=[ \t\n\r,}])")
 _BODY = re.compile(r"\{[^{}]*+\}")
 _PLAIN = re.compile(  # the spelling of every writer in the field
     rf'\{{"dtype":"([A-Z0-9_]{{1,20}})","shape":\[((?:{_NUMBER}(?:,{_NUMBER})*+)?)\],'
@@ -94,6 +95,10 @@ class Scan:
             raise self.fault("header-json", "a JSON string", str(error)) from None
 
     def metadata(self) -> dict[str, str]:
+        """The strings of __metadata__; null counts as none, as for the library."""
+        if null := _NULL.match(self.text, self.at):
+            self.at = null.end()
+            return {}
         if not self.text.startswith("{", self.at):
             raise self.fault("header-metadata", "an object")
         self.at += 1

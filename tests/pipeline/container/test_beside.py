@@ -261,6 +261,20 @@ def test_metadata_of_null_reads_as_absent(tmp_path: Path) -> None:
     from shardmill.pipeline.container.header import parse_header
 
     assert parse_header(header, "s").metadata == {}
+    for other in (b"[]", b"0", b"false", b'""'):  # which the library refuses
+        with pytest.raises(CheckpointError, match="__metadata__ must map"):
+            parse_header(header.replace(b"null", other), "s")
+
+
+@pytest.mark.parametrize("stated", [{}, {"total": "1"}, {"format": "mlx"}])
+def test_a_rewritten_shard_states_its_format(stated: dict[str, str], tmp_path: Path) -> None:
+    """pt where the parent's states none, which transformers 4 refuses to load; another one's word stays."""
+    parent = write_parent(tmp_path / "parent")
+    for shard in parent.glob("*.safetensors"):
+        write_shard(shard, micro_tensors()[shard.name], stated)
+    for shard in prepare(parent).plan.shards:
+        wanted = {"format": "pt", **stated} if shard.rewritten else stated
+        assert shard.header.metadata == wanted
 
 
 def test_plan_lists_both_groups_and_build_warns_of_a_tokenizer_that_stays_behind(tmp_path: Path) -> None:

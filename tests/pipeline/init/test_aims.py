@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardmill.pipeline.errors import RecipeError
+from shardmill.pipeline.errors import PlanError, RecipeError
 from shardmill.pipeline.formats import formats
 from shardmill.pipeline.formats.base import Params
 from shardmill.pipeline.init.draft import RecipeDraft, default_profile, draft
@@ -82,9 +82,9 @@ def test_interleaved_experts_stay() -> None:
 
 def test_what_converts_nothing_is_refused(tmp_path) -> None:
     """A model of which no name is known gives no recipe, but the reason and its largest part."""
-    made = drafted(bf16({"mystery.projection.weight": (512, 256)}, "transformer.h.0."))
-    assert "0 weights would convert" in (made.why_nothing() or "")
-    assert "'unknown'" in (made.why_nothing() or "")
+    unknown = parent_of("made", {}, bf16({"mystery.projection.weight": (512, 256)}, "transformer.h.0."))
+    with pytest.raises(PlanError, match=r"0 weights would convert to fp8.*'unknown' \(262,144 bytes\)"):
+        draft(unknown, "plain", "fp8", must_convert=True)
 
 
 def test_transposed_linears_are_known_by_the_models_type() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -39,6 +40,21 @@ def test_a_probe_finds_the_native_families_and_no_other(tiny: Path) -> None:
     assert {share for place, share in shares.items() if place not in native} == {0.0}
     assert ("KDA q/k/v + b/f_a/g_a", 32, 32) in shares
     assert all(each["sampled"] == 64 for each in probed)
+
+
+def test_a_probe_draws_other_blocks_each_time_and_the_same_by_its_seed(tiny: Path) -> None:
+    """So that nobody can make a parent whose sampled blocks alone are native; what was drawn can be drawn again."""
+
+    def probed(*more: str) -> dict[str, Any]:
+        words = ["plan", "-c", str(RECIPE), "--parent", str(tiny), "--json", *more]
+        found: dict[str, Any] = json.loads(CliRunner().invoke(shardmill, words).output)
+        return found
+
+    one, other = probed("--probe"), probed("--probe")
+    assert one["seed"] != other["seed"]
+    assert probed("--probe", "--seed", str(one["seed"]))["probe"] == one["probe"]
+    alone = ["plan", "-c", str(RECIPE), "--parent", str(tiny), "--seed", "1"]
+    assert CliRunner().invoke(shardmill, alone).exit_code == 2
 
 
 def test_a_probe_says_so_in_a_sentence(tiny: Path) -> None:

@@ -8,6 +8,6 @@ from bench.torture_walk import walk
 
 
 def test_a_walk_of_edits_ends_at_the_bytes_of_a_build_from_nothing(tmp_path: Path) -> None:
-    faults, counts = walk(seed=7, steps=8, home=tmp_path)
+    faults, counts, _ = walk(seed=7, steps=8, home=tmp_path)
     assert faults == []
     assert counts["equal"]

@@ -51,6 +51,7 @@ HEADERS: dict[str, tuple[str, bytes]] = {
     "metadata twice": ("header-duplicate", _twice('{"__metadata__":{},"__metadata__":{},"a":E}')),
     "metadata key twice": ("header-duplicate", _twice('{"__metadata__":{"k":"1","k":"2"},"a":E}')),
     "metadata of numbers": ("header-metadata", header({"__metadata__": {"k": 1}, "a": TWO})),
+    "metadata half a null": ("header-metadata", header(b'{"__metadata__":nul}', b"")),
     "metadata a list": ("header-metadata", header({"__metadata__": ["k"], "a": TWO})),
     "deep nesting": ("header-entry", header(b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}")),
     "deep objects": ("header-entry", header(b'{"a":' * 50_000 + b"1" + b"}" * 50_000)),

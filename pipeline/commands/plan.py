@@ -88,15 +88,7 @@ def plan(
     probed: list[Probed] = probe(prepared.plan, prepared.parent, drawn) if probing else []
     if probing:
         facts["seed"] = drawn
-        facts["probe"] = [
-            {
-                "family": p.family,
-                "block": [p.block.rows, p.block.cols],
-                "sampled": p.sampled,
-                "exact": p.exact,
-            }
-            for p in probed
-        ]
+        facts["probe"] = list(map(_sampled, probed))
     if as_json:
         show_json("plan", facts)
     else:
@@ -106,10 +98,18 @@ def plan(
         if probed:
             click.echo(f"sampled by seed {drawn}; the same blocks again: --probe --seed {drawn}")
         name = prepared.plan.recipe if is_shipped(recipe) else str(recipe)
-        out_words = str(out) if out else "OUT"
         words = ["shardmill", "build", "-c", name, *parent_words(parent, dict(sources))]
-        words += ["--out", out_words]
+        words += ["--out", str(out) if out else "OUT"]
         click.echo(f"Next:  {shlex.join(words)}")
+
+
+def _sampled(probed: Probed) -> dict[str, Any]:
+    return {
+        "family": probed.family,
+        "block": [probed.block.rows, probed.block.cols],
+        "sampled": probed.sampled,
+        "exact": probed.exact,
+    }
 
 
 def refuse_losses(prepared: Prepared, quiet: bool) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from shardmill.pipeline.commands.plan import plan as plan_command
 from shardmill.pipeline.errors import CheckpointError, PlanError, RecipeError
 from shardmill.pipeline.manifest.lock import Lock, load_lock
 from shardmill.pipeline.manifest.records import Manifest
@@ -30,6 +32,7 @@ from tests.pipeline.several.parents import (
     native_files,
     write,
 )
+from tests.schemas import held
 
 QUICK = Settings(kernel="numpy")
 Q_A = "model.layers.{}.self_attn.q_a_proj.weight"
@@ -267,3 +270,14 @@ def test_a_touched_source_is_read_and_believed(three: Three) -> None:
     os.utime(path, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns + 10**9))
     _, summary = build(three)
     assert not summary.made
+
+
+def test_plan_prints_the_origins_by_its_schema(three: Three) -> None:
+    """`plan --json` with sources is valid by docs/schemas, and names each one's place in the next command."""
+    path = write_recipe(three.root / "recipes", RECIPE)
+    given = ["-c", str(path), "--parent", str(three.main)]
+    given += [word for name, place in three.sources.items() for word in ("--source", f"{name}={place}")]
+    facts = held(CliRunner().invoke(plan_command, [*given, "--json"]).stdout)
+    assert facts["origins"]["model.layers.2.norm.weight"]["source"] == "mtp"
+    assert f"--source native={three.native}" in CliRunner().invoke(plan_command, given).stdout
+    assert CliRunner().invoke(plan_command, [*given[:4], "--source", "native"]).exit_code == 2

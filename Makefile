@@ -17,7 +17,7 @@ case "$(PARENT)" in ""|hf://?*/?*) ;; *) test -d "$(PARENT)";; esac || { echo "P
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: docs commands test-all report report-shots fuzz mutants clean-zoo tools help setup plan explain checkpoint verify test bench bench-large bench-cores bench-profile bench-revisions bench-peers real torture lint clean vllm-test loaders-test serving-wheel install-test gpu-test gpu-forward gpu-forward-parts gpu-bench accept-real accept-coverage torture-calls torture-walk loaders-table peers-formats bench-formats
+.PHONY: docs commands test-all report report-shots fuzz mutants clean-zoo tools help setup plan explain checkpoint verify test bench bench-large bench-cores bench-profile bench-revisions bench-peers real torture lint clean vllm-test loaders-test serving-wheel install-test gpu-test gpu-forward gpu-forward-parts gpu-bench accept-real accept-coverage torture-calls torture-walk loaders-table peers-formats bench-formats layouts
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +68,9 @@ docs: ## the pages of docs/ as a site, in build/site; its tools go into .venv-do
 
 commands: $(READY) ## write docs/commands.md from the commands
 	$(BIN)/python -m shardmill.pipeline.commands.reference > docs/commands.md
+
+layouts: $(READY) ## what init makes of 40 published layouts at true size, as a table (minutes)
+	$(BIN)/python -m tests.pipeline.init.published
 
 report: $(READY) parent-ready ## a page on the checkpoint in OUT, in build/report
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[report]'

@@ -24,7 +24,8 @@ from shardmill.pipeline.formats.base import (
     always_fit,
     compressed,
 )
-from shardmill.pipeline.formats.fp8 import CODES, encode_blocks, stored_scales
+from shardmill.pipeline.formats.fp8 import CODES, encode_blocks
+from shardmill.pipeline.formats.scales import stored_scales
 
 
 def _parts(shape: Shape, params: Params) -> tuple[Part, ...]:

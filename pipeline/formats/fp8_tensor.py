@@ -27,7 +27,8 @@ from shardmill.pipeline.formats.base import (
     always_fit,
     compressed,
 )
-from shardmill.pipeline.formats.fp8 import CODES, stored_scales
+from shardmill.pipeline.formats.fp8 import CODES
+from shardmill.pipeline.formats.scales import stored_scales
 
 
 def _parts(shape: Shape, params: Params) -> tuple[Part, ...]:
@@ -72,6 +73,9 @@ FORMAT: Final = Format(
             shapes={"scales": _scalar},
             entry=lambda params: {},
             unread="transformers knows weight_scale_inv alone, and so takes codes for weights without a scale",
+        ),
+        Spelling(
+            "ministral", {"codes": ".weight", "scales": ".weight_scale_inv"}, shapes={"scales": _scalar}
         ),
         Spelling(
             "compressed-tensors",

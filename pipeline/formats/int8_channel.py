@@ -24,8 +24,8 @@ from shardmill.pipeline.formats.base import (
     always_fit,
     compressed,
 )
-from shardmill.pipeline.formats.fp8 import stored_scales
 from shardmill.pipeline.formats.integers import scales_of
+from shardmill.pipeline.formats.scales import stored_scales
 
 BITS: Final = 8
 

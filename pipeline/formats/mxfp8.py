@@ -26,7 +26,8 @@ from shardmill.pipeline.formats.base import (
     columns_of,
     compressed,
 )
-from shardmill.pipeline.formats.fp8 import CODES, e8m0_codes, e8m0_values, encode_blocks
+from shardmill.pipeline.formats.fp8 import CODES, encode_blocks
+from shardmill.pipeline.formats.scales import e8m0_codes, e8m0_values
 
 GROUP: Final = 32
 BLOCK: Final = (1, GROUP)

@@ -71,16 +71,17 @@ def draft(
     repository: str | None = None,
     revision: str | None = None,
     must_convert: bool = False,
+    lossless: bool = False,
 ) -> RecipeDraft:
     """The RecipeDraft for `parent`. Raises PlanError where even the draft doesn't fit, which is a fault of ours, and
     with `must_convert` where no weight would convert.
     """
-    decisions = decide(parent, profile, aim)
+    decisions = decide(parent, profile, aim, lossless)
     if must_convert:
         _refuse_nothing(decisions, parent, aim)
     patterns = by_pattern(parent.tensors)
     native = NATIVE_FP8.get(str(parent.config.get("model_type")), ())
-    families = _families(decisions, patterns, native, profile)
+    families = _families(decisions, patterns, native, profile, lossless)
     converting = [
         weight
         for weight, decision in decisions.items()
@@ -142,6 +143,7 @@ def _families(
     patterns: Mapping[str, list[str]],
     native: Collection[str],
     profile: str,
+    lossless: bool,
 ) -> tuple[FamilyText, ...]:
     """What converts first; a name that two decisions share gets a number. `native`: families that were block FP8."""
     members: dict[Decision, list[str]] = defaultdict(list)
@@ -166,6 +168,7 @@ def _families(
                 drop=decision.drop,
                 transposed=decision.transposed,
                 unstack=decision.unstack,
+                lossless=lossless and bool(decision.source),
                 reason=decision.reason,
                 **_numerics(decision, decision.family in native, profile),
             )

@@ -24,6 +24,7 @@ class FamilyText:
     drop: bool = False
     transposed: bool = False
     unstack: bool = False
+    lossless: bool = False
     numerics: str | None = None
     why_numerics: str = "scales that survive a loader's cast to BF16"
 
@@ -129,6 +130,8 @@ def _family(family: FamilyText) -> Iterator[str]:
             yield f"block = {list(family.block)}"
         if family.transposed:
             yield "transposed = true"
+        if family.lossless:
+            yield "lossless = true   # a block that does not decode to the parent's numbers is refused"
         if family.unstack:
             yield "unstack = true   # one tensor an expert, as makers publish them"
     elif family.source_block:

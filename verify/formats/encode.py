@@ -42,7 +42,7 @@ def encode_block(block: F32, recipe: str) -> tuple[np.float32, U8]:
     elif recipe == "ue8m0/1":
         scale = _power_of_two(amax)
     elif recipe == "amax-bf16/1":
-        scale = _bf16_at_least(_divided(amax, MAX))
+        scale = bf16_at_least(_divided(amax, MAX))
     else:
         scale = max(_divided(amax, MAX), SMALLEST_F32)
         if recipe == "mse/1" and scale >= _SEARCHED_FROM:
@@ -74,7 +74,7 @@ def quotients(block: F32, scale: np.float32) -> NDArray[np.float64]:
     return np.asarray(np.clip(rounded, -MAX, MAX), np.float64)
 
 
-def _bf16_at_least(scale: np.float32) -> np.float32:
+def bf16_at_least(scale: np.float32) -> np.float32:
     """The BF16 nearest to a scale, and no smaller than the smallest."""
     bits = max(int(_bf16_bits(np.array([scale], np.float32))[0]), 1)
     return np.float32(np.array([bits << 16], np.uint32).view(np.float32)[0])

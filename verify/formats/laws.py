@@ -3,13 +3,13 @@
 A law gives of one block, f32 [r, c], the scale that is stored for it, as a number, and a code for each element. All is
 f32 arithmetic, an operation at a time. `total` is the number that the whole weight shares, with its fused group.
 
-amax/1, ue8m0/1, mse/1, recover/1   see verify.formats.encode; of an FP8 tensor amax is the whole fused group's
+amax/1, amax-bf16/1, ue8m0/1, mse/1, recover/1   see verify.formats.encode; of an FP8 tensor amax is the whole fused group's
 mxfp8/1     ue8m0/1 of [1, 32]; a block of zeros has the exponent 0
 mxfp4/1     of the smallest power of two >= amax / 6 and its half the one of less squared error, of equals the larger;
             never below 2^-100; an error is counted as 32 at most, in whole units of 2^-30; zeros have the exponent 0
 nvfp4/1     total = amax / 2688, at least 2^-100; scale = E4M3 of amax16 / (6 total), at least 2^-9, 1 for zeros
 nvfp4-ct/1  total = 1 / amax * 2688, at most 2^100; scale = E4M3 of total * (amax16 / 6), 1/8 where that is 0
-int8/1      scale = amax / 127.5, at least 2^-100, 1 for zeros
+int8/1      scale = amax / 127.5, at least 2^-100, 1 for zeros; int8-bf16/1 rounds it to BF16 before codes are chosen
 int4/1      scale = amax / 7.5, the same, rounded to BF16 before codes are chosen; a code is the number plus 8
 """
 
@@ -22,7 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardmill.kernels.formats import E2M1_VALUES, E4M3_VALUES
-from shardmill.verify.formats.encode import RECIPES, SMALLEST_F32, encode_block, nearest, quotients
+from shardmill.verify.formats.encode import (
+    RECIPES,
+    SMALLEST_F32,
+    bf16_at_least,
+    encode_block,
+    nearest,
+    quotients,
+)
 from shardmill.verify.formats.linear import F32, U8
 
 Made = tuple[np.float32, U8]  # a block's scale, and its codes, one a byte
@@ -64,6 +71,11 @@ def _block_fp8(numerics: str) -> Encode:
 def tensor_scale(amax: np.float32) -> np.float32:
     """amax / 448 of FP8 with one scale; 1 for zeros."""
     return np.maximum(amax / _TOP, SMALLEST_F32) if amax else np.float32(1)
+
+
+def tensor_scale_bf16(amax: np.float32) -> np.float32:
+    """amax / 448 rounded to BF16; 1 for zeros."""
+    return bf16_at_least(tensor_scale(amax)) if amax else np.float32(1)
 
 
 def _tensor_fp8(block: F32, total: np.float32) -> Made:
@@ -132,6 +144,11 @@ def _int8(block: F32, total: np.float32) -> Made:
     return scale, np.clip(np.rint(block / scale), -128, 127).astype(np.int8).view(np.uint8)
 
 
+def _int8_bf16(block: F32, total: np.float32) -> Made:
+    scale = bf16(np.array([_integer_scale(block, 127.5)], np.float32))[0]
+    return scale, np.clip(np.rint(block / scale), -128, 127).astype(np.int8).view(np.uint8)
+
+
 def _int4(block: F32, total: np.float32) -> Made:
     scale = bf16(np.array([_integer_scale(block, 7.5)], np.float32))[0]
     return scale, (np.clip(np.rint(block / scale), -8, 7) + 8).astype(np.uint8)
@@ -156,15 +173,18 @@ LAWS: Mapping[tuple[str, str], Law] = {
     ("nvfp4", "nvfp4/1"): Law(_nvfp4, ("F8_E4M3",), _nvfp4_total),
     ("ct-nvfp4", "nvfp4-ct/1"): Law(_ct_nvfp4, ("F8_E4M3",), _ct_nvfp4_total),
     ("int8", "int8/1"): Law(_int8, ("F32",)),
+    ("int8", "int8-bf16/1"): Law(_int8_bf16, ("F32",)),
     ("int-pack", "int4/1"): Law(_int4, ("BF16",)),
 }
-OF_A_TENSOR = Law(
-    _tensor_fp8, ("F32",), tensor_scale, by_row=True
-)  # FP8, amax/1, one scale of fewer than two axes
+OF_A_TENSOR: Mapping[str, Law] = {  # FP8 with one scale of fewer than two axes
+    "amax/1": Law(_tensor_fp8, ("F32",), tensor_scale, by_row=True),
+    "amax-bf16/1": Law(_tensor_fp8, ("F32",), tensor_scale_bf16, by_row=True),
+}
 DECODED = (
     "dequantize/1",
     "dequantise/1",
     "bf16/1",
 )  # codes, or floats, as BF16; the second is format 1's word
 REBLOCK, RECONCILE = "reblock/1", "reconcile/1"
+RECAST = "recast/1"  # codes kept under other scales where a block can; `roundtrip` holds what it claims
 NUMERICS = frozenset((*(numerics for _, numerics in LAWS), *DECODED, REBLOCK, RECONCILE))

@@ -33,6 +33,7 @@ from shardmill.verify.formats.table import FORMS
 from shardmill.verify.questions.companions import names_here
 from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
 from shardmill.verify.reading.header import DTYPE_BITS
+from shardmill.verify.reading.parents import open_parent
 from shardmill.verify.reading.source import Source
 from shardmill.verify.rules.findings import Finding, Report
 
@@ -88,7 +89,7 @@ def origin(
 ) -> Report:
     report = Report("origin")
     child = open_checkpoint(source, report)
-    theirs = open_checkpoint(parent, Report("origin"))
+    theirs = open_parent(parent, child, report, Report("origin"))
     tallies = tallies_of(child, theirs, seed, progress)
     if not tallies:
         report.leaves_out("origin", "no weight here has the floats that it was made from in that parent")

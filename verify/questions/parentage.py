@@ -17,9 +17,10 @@ from shardmill.verify.formats.schemes import FLOATS, SCALE_DTYPES, WEIGHTS, Line
 from shardmill.verify.questions.beside_parent import ties_head
 from shardmill.verify.questions.companions import belongs_to, container_of, names_here, native_layout, unfused
 from shardmill.verify.questions.renames import claim_faults, rename_faults
-from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
+from shardmill.verify.reading.checkpoint import Checkpoint
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.reading.manifest import Manifest
+from shardmill.verify.reading.parents import open_parent, source_faults
 from shardmill.verify.reading.source import Source
 from shardmill.verify.reading.stream import FileJob, FileResult, Task
 from shardmill.verify.rules.findings import Finding, Report
@@ -79,7 +80,7 @@ class Kin:
 def parentage(child: Checkpoint, linears: dict[str, Linear], source: Source, report: Report) -> Parentage:
     """Opens the parent and adds to `report` what names, dtypes and shapes alone show."""
     of_parent = Report("integrity")
-    parent = open_checkpoint(source, of_parent)
+    parent = open_parent(source, child, report, of_parent)
     if of_parent.exit_code:
         worst = of_parent.worst_first()[0]
         got = f"{len(of_parent.findings)} findings, the worst {worst.rule.id} {worst.slug}"
@@ -99,6 +100,7 @@ def parentage(child: Checkpoint, linears: dict[str, Linear], source: Source, rep
         shards = manifest.shards.values()
         origin.sources = {name: digest for shard in shards for name, digest in shard.sources.items()}
         report.add(*rename_faults(manifest, parent), *claim_faults(manifest, source, report))
+        report.add(*source_faults(manifest))
     report.add(*_foreign_sources(origin))
     for name, theirs in parent.tensors.items():
         report.add(*_held(kin, origin, name, theirs))
@@ -113,7 +115,7 @@ def parentage(child: Checkpoint, linears: dict[str, Linear], source: Source, rep
 
 def _foreign_sources(origin: Parentage) -> Iterator[Finding]:
     for name in origin.sources:
-        if name not in origin.parent.tensors:
+        if name not in origin.parent.tensors and name not in origin.parent.elsewhere:
             expected = "a tensor of the parent that was converted"
             yield Finding("source-changed", "", name, expected, "no such tensor")
 
@@ -135,6 +137,8 @@ def _held(kin: Kin, origin: Parentage, name: str, theirs: Tensor) -> Iterator[Fi
             origin.excuse("codes of a form that is not decoded: not compared", name)
         else:
             yield Finding("carried-retyped", ours.file, ours.name, str(theirs), str(ours))
+    elif _encoded_anew(kin, name) and _in_converted_module(kin, name):
+        origin.excuse("converted: roundtrip and reproduce compare it", name)
     elif _repaired(kin, name):
         origin.excuse("repaired: roundtrip compares what both decode to", name)
     elif kin.child.readable(ours) and kin.parent.readable(theirs):
@@ -259,6 +263,18 @@ def _packed_elsewise(kin: Kin, ours: Tensor, theirs: Tensor) -> bool:
     )
 
 
+def _encoded_anew(kin: Kin, name: str) -> bool:
+    """Whether the manifest says that the codes of a tensor's module were written anew from the parent's codes.
+
+    Of a module that was reblocked the codes stay, so they are compared byte by byte.
+    """
+    linear = kin.linears.get(split_name(kin.here[name])[0])
+    if kin.manifest is None or linear is None or linear.weight is None:
+        return False
+    conversion = kin.manifest.conversions.get(linear.weight.name)
+    return conversion is not None and conversion.numerics != "reblock/1"
+
+
 def _repaired(kin: Kin, name: str) -> bool:
     """Whether the manifest names a known repair of this very scale, of a packed module that has both its scales."""
     module, leaf = split_name(name)
@@ -271,7 +287,7 @@ def _repaired(kin: Kin, name: str) -> bool:
 
 
 def _added(kin: Kin) -> Iterator[Finding]:
-    expected = set(kin.here.values())
+    expected = {*kin.here.values(), *_from_elsewhere(kin)}
     conversions = kin.manifest.conversions if kin.manifest is not None else None
     for name, tensor in kin.child.tensors.items():
         if name in expected:
@@ -286,6 +302,13 @@ def _added(kin: Kin) -> Iterator[Finding]:
         if not declared:
             said = "a tensor of the parent or a converted scale"
             yield Finding("added-undeclared", tensor.file, name, said, str(tensor))
+
+
+def _from_elsewhere(kin: Kin) -> Iterator[str]:
+    """What the child calls the tensors of checkpoints that were not given."""
+    renamed = kin.manifest.renamed if kin.manifest is not None else {}
+    for name in kin.parent.elsewhere:
+        yield renamed.get(name, name)
 
 
 def _say_excused(origin: Parentage, report: Report) -> None:

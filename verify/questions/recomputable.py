@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from shardmill.verify.formats.blocks import Block
-from shardmill.verify.formats.laws import DECODED, LAWS, NUMERICS, OF_A_TENSOR, REBLOCK, Law
+from shardmill.verify.formats.laws import DECODED, LAWS, NUMERICS, OF_A_TENSOR, REBLOCK, RECAST, Law
 from shardmill.verify.formats.linear import FLOATS, Linear
 from shardmill.verify.formats.matrices import Matrix
 from shardmill.verify.formats.schemes import is_scale, quantized, split_name
@@ -84,7 +84,7 @@ def recomputable(
         conversion = conversions.get(tensor.name)
         made_by = conversion.numerics if conversion is not None else numerics
         asked_for = linear is not None and linear.kind in OF_NUMERICS and pair.parent.linear is None
-        if made_by is None or (conversion is None and not asked_for):
+        if made_by in (None, RECAST) or (conversion is None and not asked_for):
             continue
         if made_by not in NUMERICS:
             expected = f"one of {', '.join(sorted(NUMERICS))}"
@@ -135,7 +135,7 @@ def _law(linear: Linear, numerics: str) -> Law | None:
     if grid is None:
         return None
     if linear.kind == "fp8-tensor" and len(grid.shape) < 2:
-        return OF_A_TENSOR if numerics == "amax/1" else None
+        return OF_A_TENSOR.get(numerics)
     law = LAWS.get((linear.kind, numerics))
     return law if law is not None and grid.dtype in law.scale_dtypes else None
 
@@ -172,6 +172,8 @@ def not_recomputed(child: Checkpoint, parent: Checkpoint, taken: Collection[str]
         form = form_of(tensor, child.tensors, linear)
         if not child.readable(tensor) or (before is not None and not parent.readable(before)):
             why = "a file of theirs cannot be read"
+        elif conversion is not None and conversion.numerics == RECAST:
+            why = f"{form} by {RECAST}, from codes: roundtrip holds what it claims to the numbers"
         elif conversion is not None:
             why = f"{form} by {conversion.numerics}: the parent has no such weight of that shape"
         elif child.manifest is None and linear is not None and linear.kind in OF_NUMERICS:

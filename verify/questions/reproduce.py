@@ -25,6 +25,7 @@ from shardmill.verify.questions.recomputed import Count, recompute, recompute_to
 from shardmill.verify.questions.reconciled import repair_faults, repairs_of
 from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
 from shardmill.verify.reading.manifest import MANIFEST
+from shardmill.verify.reading.parents import open_parent
 from shardmill.verify.reading.progress import Progress
 from shardmill.verify.reading.seeds import fresh_seed
 from shardmill.verify.reading.source import Source
@@ -67,7 +68,7 @@ def reproduce(
     seed = fresh_seed() if seed is None else seed
     report = Report("reproduce")
     child = open_checkpoint(source, report)
-    origin = open_checkpoint(parent, Report("reproduce"))
+    origin = open_parent(parent, child, report, Report("reproduce"))
     elements = ALL_ELEMENTS if blocks is None else SAMPLED_ELEMENTS
     if child.manifest is None and numerics is None:
         tallies = tallies_of(child, origin, seed, progress, elements)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from shardmill.verify.formats.declared import Declaration, declaration
 from shardmill.verify.formats.fused import kind_of
-from shardmill.verify.formats.laws import REBLOCK
+from shardmill.verify.formats.laws import REBLOCK, RECAST
 from shardmill.verify.formats.matrices import (
     Matrix,
     OpenFiles,
@@ -34,6 +34,7 @@ from shardmill.verify.questions.coverage import form_of
 from shardmill.verify.questions.local_errors import MOVED, LocalErrors
 from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
 from shardmill.verify.reading.manifest import Conversion
+from shardmill.verify.reading.parents import open_parent
 from shardmill.verify.reading.progress import Progress
 from shardmill.verify.reading.source import Source
 from shardmill.verify.reading.threads import pinned
@@ -136,6 +137,7 @@ class Pair:
     child: Matrix
     parent: Matrix
     same: bool = False  # both must decode to the same values: codes were kept, their scales written anew
+    claimed: bool = False  # the manifest says that every block is exact
 
     @property
     def limited(self) -> str:
@@ -159,7 +161,7 @@ def roundtrip(
     """`everything`: also the weights that have the parent's own form, such as packed experts."""
     report = Report("roundtrip")
     child = open_checkpoint(source, report)
-    origin = open_checkpoint(parent, Report("roundtrip"))
+    origin = open_parent(parent, child, report, Report("roundtrip"))
     pairs = list(pairs_of(child, origin, everything))
     for form, count in _left_out(child, origin, pairs).items():
         report.leaves_out(f"values of {count:,} weights", f"{form} are not compared")
@@ -207,8 +209,9 @@ def pairs_of(child: Checkpoint, parent: Checkpoint, everything: bool) -> Iterato
         if other is None or other.shape != matrix.shape:
             continue
         family = conversion.family if conversion is not None else kind_of(linear.module)
-        same = conversion is not None and conversion.numerics == REBLOCK
-        yield Pair(linear.weight.name, family, matrix, other, same)
+        same = conversion is not None and (conversion.numerics == REBLOCK or _claims_all(conversion))
+        claimed = conversion is not None and _claims_all(conversion)
+        yield Pair(linear.weight.name, family, matrix, other, same, claimed)
     yield from _float_pairs(child, parent, theirs, renamed, declared_there)
 
 
@@ -217,6 +220,12 @@ def _transposed(child: Checkpoint, conversion: Conversion | None, parent: Matrix
     manifest = child.manifest
     said = manifest is not None and conversion is not None and conversion.family in manifest.transposed
     return said and parent.linear is None and len(parent.tensor.shape) >= 2
+
+
+def _claims_all(conversion: Conversion) -> bool:
+    """Whether the manifest says that every block of a weight made of codes decodes to the parent's numbers."""
+    blocks = conversion.counts.get("blocks", 0)
+    return conversion.numerics == RECAST and conversion.counts.get("exact_blocks") == blocks > 0
 
 
 def _same_form(linear: Linear, other: Linear) -> bool:
@@ -362,6 +371,9 @@ def _faults(pair: Pair, loss: Loss, limits: Limits) -> Iterator[Finding]:
     if abs(loss.gain - 1) > gain and loss.error <= limit:
         got = f"{loss.gain:.4f} times"
         yield Finding("roundtrip-gain", file, loss.name, f"within {gain:.1%} of the parent's size", got)
+    if pair.claimed and loss.difference:
+        got = f"relative error {loss.error:.2g}"
+        yield Finding("claim-false", file, loss.name, "every block exact, as the manifest says", got)
     if loss.odd:
         expected = "each row, column and block within its rounding"
         yield Finding("roundtrip-local", file, loss.name, expected, ", ".join(loss.odd))

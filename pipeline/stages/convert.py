@@ -31,6 +31,7 @@ from shardmill.pipeline.stages.converting.weight import (
     COLUMN_ROWS,
     HELD_ELEMENTS,
     Weight,
+    changed_scales,
     codes_of,
     is_transposed,
     is_wide,
@@ -41,6 +42,7 @@ from shardmill.pipeline.stages.converting.weight import (
     setting_of,
     step_of,
 )
+from shardmill.pipeline.stages.exact import exact_blocks
 from shardmill.pipeline.stages.job import Decoded, ShardJob
 from shardmill.pipeline.types import TensorRef
 
@@ -94,9 +96,11 @@ def _of_one(
 ) -> dict[str, Decoded]:
     """Output tensor -> Decoded, of one weight or of one stack."""
     action, source = weight.action, weight.source
-    amax, partners = _surveyed(weight, near, reads) if weight.target.surveys else (None, {})
+    amax, partners = _surveyed(weight, near, reads) if action.surveys else (None, {})
     made, counts = encoded_in_pieces(weight, amax) if is_wide(weight) else _encoded(weight, amax, sources)
-    if action.lossless and counts["exact_blocks"] < counts["blocks"]:
+    # A lossless build counts all weights before it refuses.
+    at_once = action.lossless and not weight.job.settings.lossless
+    if at_once and counts["exact_blocks"] < counts["blocks"]:
         raise BuildError(
             f"{source.shard}: {source.name}: {counts['blocks'] - counts['exact_blocks']} of {counts['blocks']} blocks "
             f"lose something as {action.to}; drop `lossless`, choose another format, or keep this tensor's family"
@@ -115,7 +119,7 @@ def _encoded(
 ) -> tuple[dict[str, str], dict[str, int]]:
     """Role -> digest of each output, written; and the blocks that were counted."""
     output = output_of(weight)
-    blocks = exact = 0
+    blocks = exact = changed = 0
     setting = setting_of(weight, amax)
     for expert in weight.matrices:
         for begin, end in _strips(weight):
@@ -128,13 +132,13 @@ def _encoded(
             output.put(expert - weight.matrices.start, (begin, end), (0, weight.held.shape[-1]), made)
             if weight.counted:
                 all_blocks, same = exact_blocks(
-                    values,
-                    weight.target.decode(made, setting),
-                    (weight.target.counted or weight.target.unit)(values.shape, setting.params),
+                    values, weight.target.decode(made, setting), weight.unit(values.shape)
                 )
                 blocks, exact = blocks + all_blocks, exact + same
+                changed += changed_scales(weight, arrays, made)
             weight.job.watch.done(sum(each.nbytes for each in arrays.values()))
     counts = {"blocks": blocks, "exact_blocks": exact} if weight.counted else {}
+    counts |= {"changed_scales": changed} if changed else {}
     return output.digests(), counts
 
 
@@ -245,7 +249,7 @@ def _largest(weight: Weight, held: Held, seen: _Hashes | None) -> np.float32:
     surveyed = replace(weight, held=held, first_row=0, rows=rows)
     for begin, end, arrays in wide_rows(surveyed) if is_wide(surveyed) else _whole_rows(surveyed, seen):
         default_arithmetic()  # of this thread: a library may have set it to flush small numbers
-        if weight.recast:
+        if weight.recast and weight.recast.survey:
             found = weight.recast.survey(arrays)
         else:
             found = np.abs(widened(numbers_of(held, arrays, codes))).max(initial=0)
@@ -261,12 +265,3 @@ def _largest(weight: Weight, held: Held, seen: _Hashes | None) -> np.float32:
 def _whole_rows(weight: Weight, seen: _Hashes | None) -> Iterator[tuple[int, int, Arrays]]:
     for begin, end in _strips(weight):
         yield begin, end, _read(weight.job, weight.held, weight.matrices.start, begin, end, seen)
-
-
-def exact_blocks(values: F32, decoded: F32, unit: tuple[int, int]) -> tuple[int, int]:
-    """How many blocks a strip [rows, C] has, and in how many of them every number is decoded as it was."""
-    r, c = unit
-    differ = (values != decoded).astype(np.uint8)
-    rows = np.maximum.reduceat(differ, np.arange(0, differ.shape[0], r), axis=0)
-    blocks = np.maximum.reduceat(rows, np.arange(0, differ.shape[1], c), axis=1)
-    return blocks.size, int((blocks == 0).sum())

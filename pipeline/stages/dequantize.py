@@ -50,10 +50,11 @@ def _values(job: ShardJob, piece: Piece, action: Dequantize) -> Decoded:
     codes_buffer = job.worker.buffers.get("codes", prod(_rows_held(source, block)))
     values_buffer = job.worker.buffers.get("values", 2 * len(codes_buffer))
     codes_hash, values_hash = TensorHash(), TensorHash()
+    file, source_place = job.place(source)
     for row, col, rows, cols in _parts(source, block):
         job.watch.done(0)
         codes, values = codes_buffer[: rows * cols], values_buffer[: 2 * rows * cols]
-        job.source.read(codes, job.source_data_begin + source.begin + row * C + col)
+        file.read(codes, source_place + row * C + col)
         codes_hash.update(codes)
         grid = scales.rows(row // block[0], -(-(row + rows) // block[0]))
         own = np.ascontiguousarray(grid[:, col // block[1] : -(-(col + cols) // block[1])])

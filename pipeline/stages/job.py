@@ -37,6 +37,9 @@ class Settings:
     passthrough: Passthrough = "copy"
     paranoid: bool = False  # believe no stat, hash everything again
     strict: bool = False  # refuse NaN, Inf, matrices of zeros and empty tensors
+    lossless: bool = (
+        False  # count each block of every conversion, and publish nothing where one loses something
+    )
     scheduler: str | None = None  # address of a dask.distributed scheduler; without one, this machine
     connections: int = 8  # ranges that are asked of a hub at a time, for each shard being made
 
@@ -82,11 +85,16 @@ class ShardJob:
         None  # of the one weight that is to be encoded, where others do its other rows
     )
 
+    def place(self, ref: TensorRef) -> tuple[Source, int]:
+        """The file that holds a parent's tensor, and the byte of it at which its data begin."""
+        source, data_begin = self.inputs[ref.shard]
+        return source, data_begin + ref.begin
+
     def read(self, ref: TensorRef, begin: int = 0, end: int | None = None) -> memoryview:
         """Bytes [begin, end) of a parent's tensor, whichever of the inputs holds it, in new memory: so a few."""
-        source, data_begin = self.inputs[ref.shard]
+        source, place = self.place(ref)
         data = memoryview(bytearray((ref.bytes if end is None else end) - begin))
-        source.read(data, data_begin + ref.begin + begin)
+        source.read(data, place + begin)
         return data
 
 
@@ -152,10 +160,11 @@ class Products(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What stages of the whole start from: the recipe and the parent's folder."""
+    """What stages of the whole start from: the recipe, the parent's folder, and that of each [[source]] by its name."""
 
     recipe: Recipe
     folder: Path
+    sources: Mapping[str, Path] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardmill.kernels.block_fp8 import BlockEncoder, NonFinite, rows_of
+from shardmill.kernels.block_fp8 import BlockEncoder, NonFinite, decode, rows_of
 from shardmill.kernels.formats import F32
+from shardmill.kernels.group_codes import widened
 from shardmill.kernels.pieces import column_spans
 from shardmill.pipeline.actions import QuantizeBlock
 from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.digest import TensorHash
 from shardmill.pipeline.plan.types import Piece
+from shardmill.pipeline.stages.converting.parts import Count
+from shardmill.pipeline.stages.exact import exact_blocks
 from shardmill.pipeline.stages.job import Quantized, Run, ShardJob
 from shardmill.pipeline.types import TensorRef
 
@@ -66,13 +69,18 @@ class _Weight:
     is_zero: bool = True
 
     @property
+    def counts_exact(self) -> bool:
+        """Whether blocks that decode to their own numbers are wanted, and not counted anyway."""
+        return self.job.settings.lossless and self.encoder.recipe != "recover/1"
+
+    @property
     def item(self) -> int:
         return np.dtype(_NUMPY_DTYPE[self.source.dtype]).itemsize
 
     def read(self, target: memoryview, row: int, col: int) -> None:
         """Fills `target` with what lies from [row, col] on."""
-        element = row * self.source.shape[1] + col
-        self.job.source.read(target, self.job.source_data_begin + self.source.begin + element * self.item)
+        source, begin = self.job.place(self.source)
+        source.read(target, begin + (row * self.source.shape[1] + col) * self.item)
 
     def put(self, source: memoryview, codes: memoryview, row: int, col: int) -> None:
         """Writes the codes of the source's bytes, which begin at [row, col] and follow the last ones."""
@@ -137,11 +145,13 @@ def _by_strips(weight: _Weight) -> None:
         weight.read(strip, row, 0)
         matrix = _matrix(codes, "U8", C)
         try:
-            weight.counts.update(
-                weight.encoder.encode(_matrix(strip, weight.source.dtype, C), matrix, scales)
-            )
+            weights = _matrix(strip, weight.source.dtype, C)
+            weight.counts.update(weight.encoder.encode(weights, matrix, scales))
         except NonFinite as fault:
             raise _not_finite(weight.source, row, 0, fault) from None
+        if weight.counts_exact:
+            blocks, exact = exact_blocks(widened(weights), decode(matrix, scales, (r, c)), (r, c))
+            weight.counts.update({"blocks": blocks, "exact_blocks": exact})
         weight.put(strip, codes, row, 0)
         weight.put_scales(scales, matrix, row // r)
 
@@ -151,17 +161,24 @@ def _by_pieces(weight: _Weight) -> None:
     C = weight.source.shape[1]
     r, c = weight.encoder.block
     codes_buffer = weight.job.worker.buffers.get("codes", STRIP_BYTES)
+    count = Count((r, c), C)
     for row in range(weight.begin, weight.end, r):
         rows = min(r, weight.end - row)
         scales = _chosen(weight, row, rows)
+        count.begin(row, row + rows)
         for own_row, col, piece in _pieces(weight, row, rows, 0, C):
             codes = codes_buffer[: piece.size]
             matrix = _matrix(codes, "U8", piece.shape[1])
             own = np.ascontiguousarray(scales[:, col // c : -(-(col + piece.shape[1]) // c)])
             weight.encoder.encode_with(piece, own, matrix)
+            if weight.counts_exact:
+                count.add(row + own_row, col, widened(piece) != decode(matrix, own, (r, c)))
             weight.put(piece.data.cast("B"), codes, row + own_row, col)
             weight.is_zero = weight.is_zero and not (matrix & 0x7F).any()
         weight.put_scales(scales, np.zeros(0, np.uint8), row // r)
+        count.end()
+    if weight.counts_exact:
+        weight.counts.update(count.counts())
 
 
 def _chosen(weight: _Weight, row: int, rows: int) -> F32:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import lcm, prod
+from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
@@ -140,7 +141,8 @@ class Parts:
         for role, part in self._held.parts.items():
             if part.axis:
                 if role not in self._turned:
-                    file = TemporaryFile(dir=self._job.sink.path.parent, buffering=0)  # noqa: SIM115  (see close)
+                    path = self._job.sink.path  # os.devnull where blocks are only counted
+                    file = TemporaryFile(dir=None if path == Path(os.devnull) else path.parent, buffering=0)  # noqa: SIM115  (see close)
                     self._turned[role] = file, replace(part, shape=(part.shape[1], part.shape[0]), axis=0)
                 self._turn_part(self._turned[role][0], role, expert, part)
 
@@ -211,6 +213,7 @@ class Count:
     def __init__(self, unit: tuple[int, int], columns: int) -> None:
         self._unit, self._columns = unit, columns
         self._blocks = self._exact = self._first = 0
+        self.changed = 0  # scales that are other numbers than before
         self._differ = np.zeros((0, 0), np.bool_)
 
     def begin(self, row: int, end: int) -> None:
@@ -235,4 +238,5 @@ class Count:
         self._exact += int((~self._differ).sum())
 
     def counts(self) -> dict[str, int]:
-        return {"blocks": self._blocks, "exact_blocks": self._exact}
+        counts = {"blocks": self._blocks, "exact_blocks": self._exact}
+        return counts | ({"changed_scales": self.changed} if self.changed else {})

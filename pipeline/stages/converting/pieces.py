@@ -19,6 +19,7 @@ from shardmill.pipeline.formats.base import Arrays, Setting
 from shardmill.pipeline.stages.converting.parts import Count, Output, Parts, columns_per, runs, spans
 from shardmill.pipeline.stages.converting.weight import (
     Weight,
+    changed_scales,
     codes_of,
     made_of,
     not_finite,
@@ -32,7 +33,7 @@ def encoded_in_pieces(weight: Weight, amax: np.float32 | None) -> tuple[dict[str
     """Role -> digest of each output, written; and the blocks that were counted. The parent's parts are not digested."""
     setting, output, parts = setting_of(weight, amax), output_of(weight), Parts(weight.job, weight.held)
     shape = (weight.rows, weight.held.shape[-1])
-    count = Count((weight.target.counted or weight.target.unit)(shape, setting.params), shape[1])
+    count = Count(weight.unit(shape), shape[1])
     try:
         for expert in weight.matrices:
             for begin, end in _bands(weight, parts):
@@ -109,10 +110,19 @@ def _encode_band(band: _Band, setting: Setting, output: Output, count: Count) ->
             made["scales"] = in_pieces.stored(own, setting)
         if weight.counted:
             count.add(row, col, widened(part) != weight.target.decode(made, setting))
+            if in_pieces is None or (row == band.begin and _is_whole(weight, col)):
+                count.changed += changed_scales(weight, arrays, made)
         weight.job.watch.done(sum(each.nbytes for each in arrays.values()))
     if in_pieces is not None:
         output.put(matrix, (band.begin, band.end), (0, C), {"scales": in_pieces.stored(chosen, setting)})
     count.end()
+
+
+def _is_whole(weight: Weight, col: int) -> bool:
+    """Whether a block begins at a column, of the same form in the parent."""
+    shape = (weight.rows, weight.held.shape[-1])
+    unit = weight.target.unit(shape, weight.action.params)
+    return unit == weight.held.form.unit(shape, weight.held.params) and col % unit[1] == 0
 
 
 def _chosen(band: _Band, setting: Setting) -> F32:

@@ -16,8 +16,10 @@ from shardmill.kernels.group_codes import GroupCodes
 from shardmill.pipeline.actions import Convert
 from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.formats import formats
-from shardmill.pipeline.formats.base import Arrays, Format, Part, Recast, Setting
+from shardmill.pipeline.formats.base import Arrays, Coded, Format, Part, Recast, Setting
+from shardmill.pipeline.formats.kept import recast_of
 from shardmill.pipeline.formats.module import Held
+from shardmill.pipeline.formats.scales import stored_scales
 from shardmill.pipeline.stages.converting.parts import Output, columns_per
 from shardmill.pipeline.stages.job import ShardJob
 from shardmill.pipeline.types import TensorRef
@@ -46,11 +48,17 @@ class Weight:
 
     @property
     def recast(self) -> Recast | None:
-        return self.target.recasts.get(self.held.form.name)
+        return recast_of(self.held.form, self.target, self.action.numerics)
 
     @property
     def counted(self) -> bool:
-        return self.action.lossless or self.held.form.name != "bf16"
+        settings = self.job.settings
+        return settings.lossless or self.action.lossless or self.held.form.name != "bf16"
+
+    def unit(self, shape: tuple[int, int]) -> tuple[int, int]:
+        """(rows, columns) of what a loss is counted by."""
+        own = (self.target.counted or self.target.unit)(shape, self.action.params)
+        return (self.recast.unit if self.recast else None) or own
 
 
 def numbers_of(held: Held, arrays: Arrays, codes: GroupCodes) -> NDArray[Any]:
@@ -66,7 +74,8 @@ def made_of(
 ) -> dict[str, NDArray[Any]]:
     """The target's parts of numbers [rows, C] that `arrays` are the parent's parts of."""
     if weight.recast and np.isfinite(numbers).all():
-        return weight.recast.encode(arrays, setting)
+        read = source_setting(weight.held, setting.codes)
+        return weight.recast.encode(Coded(weight.held.form, arrays, read, numbers), setting)
     assert weight.target.encode is not None
     return weight.target.encode(numbers, setting)
 
@@ -99,6 +108,14 @@ def source_setting(held: Held, codes: GroupCodes) -> Setting:
     return Setting(held.params, held.spelling, codes, held.spelling.law)
 
 
+def changed_scales(weight: Weight, arrays: Arrays, made: Arrays) -> int:
+    """Of a weight that stays in its format, how many scales of a strip are other numbers than before."""
+    if weight.held.form is not weight.target or "scales" not in made:
+        return 0
+    before, after = stored_scales(arrays["scales"]).reshape(-1), stored_scales(made["scales"]).reshape(-1)
+    return int((before != after).sum()) if before.size == after.size else 0
+
+
 def not_finite(weight: Weight, row: int, col: int, fault: NonFinite) -> BuildError:
     return BuildError(
         f"{weight.source.shard}: {weight.source.name}: the weight at row {row + fault.row}, column {col + fault.col} "
@@ -118,7 +135,12 @@ def is_transposed(weight: Weight) -> bool:
 
 
 def is_wide(weight: Weight) -> bool:
-    """Whether the rows that belong together have more elements than are held."""
+    """Whether the rows that belong together have more elements than are held.
+
+    Blocks that are kept from another format are held, for it is not known piece by piece which of them can be.
+    """
+    if weight.recast and weight.target.in_pieces:
+        return False
     least = max(step_of(weight), COLUMN_ROWS[0] if is_transposed(weight) else 1)
     return min(least, weight.rows) * weight.held.shape[-1] > HELD_ELEMENTS
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +59,7 @@ def test_every_tensor_has_a_module_of_vllm_where_both_tables_hold_the_architectu
     row: dict[str, Any],
 ) -> None:
     checkpoint = checkpoint_of(row, row["config"] | {"use_routing_bias": True})  # as MiniMax-M2 is published
-    named = [replace(tensor, name=as_published(tensor.name)) for tensor in checkpoint.tensors.values()]
+    named = [tensor._replace(name=as_published(tensor.name)) for tensor in checkpoint.tensors.values()]
     checkpoint.tensors = {tensor.name: tensor for tensor in named}
     if loads_vllm.family_of(checkpoint) is None:
         assert row["config"]["model_type"] == "ministral"

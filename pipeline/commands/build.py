@@ -8,14 +8,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from shardmill.pipeline.commands.build_hub import build_into_hub, hub_or_folder_option
 from shardmill.pipeline.commands.options import (
     is_quiet,
     json_option,
-    out_option,
     paranoid_option,
     parent_option,
     recipe_option,
@@ -34,6 +34,9 @@ from shardmill.pipeline.run.cores import WORKERS_MAX, usable_workers
 from shardmill.pipeline.run.prepare import prepare
 from shardmill.pipeline.run.unchanged import is_unchanged
 from shardmill.pipeline.stages.job import Settings, Watch
+
+if TYPE_CHECKING:
+    from shardmill.pipeline.publish.facts import Place
 
 
 class Workers(click.ParamType[int]):
@@ -54,7 +57,7 @@ class Workers(click.ParamType[int]):
 @click.command()
 @recipe_option
 @parent_option
-@out_option()
+@hub_or_folder_option
 @click.option(
     "--workers",
     type=Workers(),
@@ -82,12 +85,17 @@ class Workers(click.ParamType[int]):
     is_flag=True,
     help="Refuse NaN, Inf, matrices of zeros and empty tensors among what is passed on.",
 )
+@click.option("--create", is_flag=True, help="With --out hf://: make the repository or branch if need be.")
+@click.option(
+    "--private", is_flag=True, help="With --out hf://: make it private; one that is public is refused."
+)
+@click.option("--message", help="With --out hf://: the commit's message; by default it names the recipe.")
 @paranoid_option
 @json_option
 def build(
     recipe: Path,
     parent: Path,
-    out: Path,
+    out: Path | Place,
     workers: int,
     kernel: str,
     passthrough: Any,
@@ -95,10 +103,15 @@ def build(
     expect_key: str | None,
     scheduler: str | None,
     strict: bool,
+    create: bool,
+    private: bool,
+    message: str | None,
     paranoid: bool,
     as_json: bool,
 ) -> None:
     """Do what the plan says. An interrupted build continues where it stopped; one that is done does nothing.
+
+    With --out hf://org/name each shard is made, sent and removed, and one commit shows the whole.
 
     Example: shardmill build -c pipeline.toml --parent /data/parent --out /data/out
     """
@@ -109,14 +122,20 @@ def build(
         _refuse_broken_numba()
     loaded, lock = load_recipe(recipe), load_lock(lock_path(recipe))
     settings = Settings(workers, kernel, sha256, passthrough, paranoid, strict, scheduler)
+    if not isinstance(out, Path):
+        prepared = prepare(loaded, parent, lock, paranoid)
+        _refuse_other_key(prepared.plan.key, expect_key)
+        build_into_hub(prepared, out, (create, private, message), settings, as_json)
+        return
+    if create or private or message:
+        raise click.UsageError(
+            "--create, --private and --message go with --out hf://org/name; leave them out"
+        )
     if expect_key is None and not strict and is_unchanged(loaded, parent, out, settings, lock):
         done = _nothing(out) if as_json else _Done(made={})
     else:
         prepared = prepare(loaded, parent, lock, paranoid)
-        if expect_key not in (None, prepared.plan.key):
-            raise click.ClickException(
-                f"the plan's key is {prepared.plan.key}, not {expect_key}; nothing was written"
-            )
+        _refuse_other_key(prepared.plan.key, expect_key)
         with meter(quiet=as_json or is_quiet()) as progress:
             for line in missed(prepared.parent.left):
                 tell(line)
@@ -129,6 +148,11 @@ def build(
         _show(done, out, seconds)
         words = ["shardmill", "verify", "all", str(out), "--parent", place_of(parent)]
         click.echo(f"Next:  {shlex.join(words)}")
+
+
+def _refuse_other_key(key: str, expected: str | None) -> None:
+    if expected not in (None, key):
+        raise click.ClickException(f"the plan's key is {key}, not {expected}; nothing was written")
 
 
 def _refuse_broken_numba() -> None:

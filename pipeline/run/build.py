@@ -108,7 +108,7 @@ def _build(
         )
     inputs = Inputs(prepared.inputs, prepared.began)
     store.save(noted(inputs, published.files, store.out, published.stats, settings))
-    kernel = _kernel_name(settings, todo)
+    kernel = kernel_name(settings, todo)
     return Summary(plan, tuple(stale), published.written, bytes_read, kernel, workers, published.odd)
 
 
@@ -150,13 +150,13 @@ def _verdicts(
     return tuple(
         replace(
             verdict,
-            staged=bool(verdict.reason) and _is_resumable(shard, parent, memory, staging, settings, tell),
+            staged=bool(verdict.reason) and is_resumable(shard, parent, memory, staging, settings, tell),
         )
         for verdict, shard in zip(verdicts, plan.shards, strict=True)
     )
 
 
-def _is_resumable(
+def is_resumable(
     shard: ShardPlan,
     parent: Parent,
     memory: Memory,
@@ -190,7 +190,7 @@ def _tell_what_goes(plan: Plan, memory: Memory, tell: Callable[[str], None]) -> 
 
 def _tell_of_numba(settings: Settings, todo: Sequence[ShardPlan], tell: Callable[[str], None]) -> None:
     """Says why the slower kernel was used where numba is installed."""
-    if settings.kernel == "auto" and _kernel_name(settings, todo) == "numpy" and find_spec("numba"):
+    if settings.kernel == "auto" and kernel_name(settings, todo) == "numpy" and find_spec("numba"):
         from shardmill.kernels.block_fp8 import why_no_numba
 
         tell(
@@ -199,7 +199,7 @@ def _tell_of_numba(settings: Settings, todo: Sequence[ShardPlan], tell: Callable
         )
 
 
-def _kernel_name(settings: Settings, made: Sequence[ShardPlan]) -> str:
+def kernel_name(settings: Settings, made: Sequence[ShardPlan]) -> str:
     """The kernel that encoded the weights of the shards that were made; "none" where there were none."""
     if not any(piece.part == "codes" for shard in made for piece in shard.pieces):
         return "none"

@@ -53,10 +53,22 @@ def make_shards(
     """Makes each shard in `todo`; the largest are begun first."""
     if not todo:
         return Made({}, 0)
+    tasks = tasks_of(todo, prepared, out, settings)
+    if settings.scheduler:
+        return Made(on_cluster(tasks, settings.scheduler, watch), 0)
+    if settings.workers > 1 and _can_fork():
+        return on_processes(tasks, settings.workers, watch)
+    return Made(in_threads(tasks, settings.workers, watch), min(settings.workers, len(tasks)))
+
+
+def tasks_of(
+    todo: Sequence[ShardPlan], prepared: Prepared, out: Path, settings: Settings
+) -> dict[str, ShardTask]:
+    """File -> its task, the largest first."""
     parent = prepared.parent
     headers = {header.shard: header for header in parent.headers}
     bytes_moved = sum(input_bytes(parent, shard) + shard.header.file_bytes for shard in todo)
-    tasks = {
+    return {
         shard.file: ShardTask(
             plan=shard,
             dag_needs=prepared.dag.needs,
@@ -70,11 +82,6 @@ def make_shards(
         )
         for shard in sorted(todo, key=lambda shard: (-shard.header.file_bytes, shard.file))
     }
-    if settings.scheduler:
-        return Made(on_cluster(tasks, settings.scheduler, watch), 0)
-    if settings.workers > 1 and _can_fork():
-        return on_processes(tasks, settings.workers, watch)
-    return Made(in_threads(tasks, settings.workers, watch), min(settings.workers, len(tasks)))
 
 
 def _can_fork() -> bool:

@@ -84,6 +84,23 @@ def fill(task: ShardTask, watch: Watch, worker: Worker) -> StagedShard:
         return StagedShard(made["receipt"], stats, staged, _whole(task), written.pop_all())
 
 
+class _Unwritten(Sink):
+    """A file that the parent has already: nothing is written."""
+
+    def __init__(self) -> None:
+        pass
+
+    def share(self, source: Source, how: str) -> bool:
+        return True
+
+
+def read(task: ShardTask, watch: Watch, worker: Worker) -> Staged:
+    """What making a shard that is passed on would come to, from the parent's file alone. No byte is written."""
+    names = task.dag.of_shards()
+    made, stats = _run(task, names, Products(pieces=task.plan.pieces), _Unwritten(), watch, worker)
+    return Staged(made["receipt"], stats[task.plan.inputs[0]], stats)
+
+
 def begin_shared(task: ShardTask) -> Path:
     """Makes the file of a shard that several workers will fill, and returns its place."""
     staged = _new_place(task)

@@ -162,6 +162,9 @@ class Parent:
     left: Mapping[str, LeftFile]  # other files that it does not get
     single: bool  # one model.safetensors without an index
     replaced: Mapping[str, Path] = field(default_factory=dict)  # shards that a repair takes from elsewhere
+    consumed: Mapping[str, bool] = field(
+        default_factory=dict
+    )  # shards that gave way to their children -> whether each was known to be the pinned one
     card: Mapping[str, str] = field(
         default_factory=dict
     )  # front matter of its README.md: key -> lines of YAML

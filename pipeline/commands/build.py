@@ -27,11 +27,13 @@ from shardmill.pipeline.commands.progress import counted, human, meter
 from shardmill.pipeline.commands.recipe import load_recipe
 from shardmill.pipeline.container.hub import place_of
 from shardmill.pipeline.container.side_files import missed
+from shardmill.pipeline.manifest.consumed import Records
 from shardmill.pipeline.manifest.lock import load_lock, lock_path
 from shardmill.pipeline.manifest.store import Store
 from shardmill.pipeline.run import build as run
 from shardmill.pipeline.run.cores import WORKERS_MAX, usable_workers
 from shardmill.pipeline.run.prepare import prepare
+from shardmill.pipeline.run.sole_owner import refuse_shared
 from shardmill.pipeline.run.unchanged import is_unchanged
 from shardmill.pipeline.stages.job import Settings, Watch
 
@@ -90,6 +92,12 @@ class Workers(click.ParamType[int]):
     "--private", is_flag=True, help="With --out hf://: make it private; one that is public is refused."
 )
 @click.option("--message", help="With --out hf://: the commit's message; by default it names the recipe.")
+@click.option(
+    "--consume-parent",
+    is_flag=True,
+    help="REMOVE each of the parent's shards once all that is made from it is whole and read back; for one disk. "
+    "Needs a lock (`shardmill pin`) and a parent that nobody else uses.",
+)
 @paranoid_option
 @json_option
 def build(
@@ -106,6 +114,7 @@ def build(
     create: bool,
     private: bool,
     message: str | None,
+    consume_parent: bool,
     paranoid: bool,
     as_json: bool,
 ) -> None:
@@ -121,7 +130,11 @@ def build(
     if kernel == "numba":
         _refuse_broken_numba()
     loaded, lock = load_recipe(recipe), load_lock(lock_path(recipe))
-    settings = Settings(workers, kernel, sha256, passthrough, paranoid, strict, scheduler)
+    settings = Settings(workers, kernel, sha256, passthrough, paranoid, strict, scheduler, consume_parent)
+    if consume_parent and (not isinstance(out, Path) or scheduler or passthrough == "hardlink"):
+        raise click.UsageError(
+            "--consume-parent goes with a folder as --out, and not with --scheduler or --passthrough hardlink"
+        )
     if not isinstance(out, Path):
         prepared = prepare(loaded, parent, lock, paranoid)
         _refuse_other_key(prepared.plan.key, expect_key)
@@ -131,11 +144,19 @@ def build(
         raise click.UsageError(
             "--create, --private and --message go with --out hf://org/name; leave them out"
         )
-    if expect_key is None and not strict and is_unchanged(loaded, parent, out, settings, lock):
+    if (
+        expect_key is None
+        and not strict
+        and not consume_parent
+        and is_unchanged(loaded, parent, out, settings, lock)
+    ):
         done = _nothing(out) if as_json else _Done(made={})
     else:
-        prepared = prepare(loaded, parent, lock, paranoid)
+        consumed = Records(Store(out)).load() if consume_parent else None
+        prepared = prepare(loaded, parent, lock, paranoid, consumed)
         _refuse_other_key(prepared.plan.key, expect_key)
+        if consume_parent:
+            refuse_shared(prepared.parent, lock, lock_path(recipe))
         with meter(quiet=as_json or is_quiet()) as progress:
             for line in missed(prepared.parent.left):
                 tell(line)
@@ -146,7 +167,8 @@ def build(
         show_json("build", {**_as_json(done), "seconds": round(seconds, 3)})
     else:
         _show(done, out, seconds)
-        words = ["shardmill", "verify", "all", str(out), "--parent", place_of(parent)]
+        words = ["shardmill", "verify", "all", str(out)]
+        words += [] if consume_parent else ["--parent", place_of(parent)]
         click.echo(f"Next:  {shlex.join(words)}")
 
 

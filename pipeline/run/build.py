@@ -16,6 +16,7 @@ from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.state import Memory, Staged
 from shardmill.pipeline.manifest.store import Store
 from shardmill.pipeline.plan.types import Plan, ShardPlan
+from shardmill.pipeline.run.consume import Consumer, refuse_interrupted, refuse_lost
 from shardmill.pipeline.run.locking import locked
 from shardmill.pipeline.run.place import refuse_full_disk, refuse_out
 from shardmill.pipeline.run.publish import publish, signatures_in, stale_beside_shards
@@ -91,11 +92,17 @@ def _build(
     made_anew = {verdict.file for verdict in stale} - resumed
     todo = [shard for shard in plan.shards if shard.file in made_anew]
 
+    refuse_lost(stale, plan.shards, parent)
+    if not settings.consume:
+        refuse_interrupted(store)
+        refuse_full_disk(todo, parent, store.out, settings.passthrough)
     store.sweep(keep=resumed)
-    refuse_full_disk(todo, parent, store.out, settings.passthrough)
     bytes_read = sum(input_bytes(parent, shard) for shard in todo)
     begin(bytes_read)
-    workers = make_shards(todo, prepared, store.out, settings, watch).workers
+    if settings.consume:
+        workers, prepared = Consumer(prepared, store, memory, settings, watch, tell).make(todo)
+    else:
+        workers = make_shards(todo, prepared, store.out, settings, watch).workers
     made = _made(stale, store)
     _tell_what_goes(plan, memory, tell)
     _tell_of_numba(settings, todo, tell)
@@ -145,7 +152,11 @@ def _verdicts(
 ) -> tuple[Verdict, ...]:
     """One a shard. `staged`: an interrupted build has made the stale shard already, from the same parent files."""
     plan, parent = prepared.plan, prepared.parent
-    verdicts = judge(plan, parent, out, memory.manifest, memory.trusted(settings.paranoid), tell)
+    trusted = memory.trusted(settings.paranoid)
+    trusted = replace(
+        trusted, parent={**trusted.parent, **{file: parent.stats[file] for file in parent.consumed}}
+    )
+    verdicts = judge(plan, parent, out, memory.manifest, trusted, tell)
     staging = Store(out).staging
     return tuple(
         replace(
@@ -171,7 +182,8 @@ def is_resumable(
         shard.header.file_bytes,
     ):
         return False
-    if any(staged.inputs.get(file) != parent.stats[file] for file in shard.inputs):
+    there = [file for file in shard.inputs if file not in parent.consumed]
+    if any(staged.inputs.get(file) != parent.stats[file] for file in there):
         return False
     if is_as_staged(staging, staged, settings.paranoid):
         return True

@@ -59,7 +59,7 @@ def hold(lock: Lock, parent: Parent, repository: str | None, revision: str | Non
     if differing := sorted(names ^ set(lock.files)):
         held = "the lock does not have it" if differing[0] in names else "the parent does not have it"
         raise CheckpointError(f"{parent.folder / differing[0]}: {held}; {NOT_PINNED}")
-    for name in sorted(names):
+    for name in sorted(names - set(parent.consumed)):
         _refuse_other(parent.folder / name, lock.files[name], read=name not in shards or paranoid)
     for header in parent.headers:
         pinned = lock.files[header.shard].header

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from shardmill.pipeline.container.hub import origin_of, other_commit
 from shardmill.pipeline.errors import PlanError, RecipeError
+from shardmill.pipeline.manifest.consumed import Consumed
 from shardmill.pipeline.manifest.lock import Lock
 from shardmill.pipeline.plan.plan import make_plan
 from shardmill.pipeline.recipe.tables import Recipe
@@ -19,17 +21,23 @@ from shardmill.pipeline.stages.job import Checkpoint, Prepared, Products
 _TAKEN = ("parent", "assignments", "receipt", "index")  # products of stages that the run uses
 
 
-def prepare(recipe: Recipe, folder: Path, lock: Lock | None = None, paranoid: bool = False) -> Prepared:
+def prepare(
+    recipe: Recipe,
+    folder: Path,
+    lock: Lock | None = None,
+    paranoid: bool = False,
+    consumed: Mapping[str, Consumed] | None = None,
+) -> Prepared:
     """Recipe and parent -> Prepared. Reads headers and small JSON files only.
 
-    With a `lock` the parent is held to it; `paranoid` hashes its shards for that.
+    With a `lock` the parent is held to it; `paranoid` hashes its shards for that. Shards in `consumed` may be gone.
     """
     dag = _dag(recipe)
     inputs = inputs_now(recipe, folder, lock)
     if other := other_commit(folder, recipe.parent.repository, recipe.parent.revision):
         raise PlanError([other])
     recipe = _with_origin(recipe, folder)
-    checkpoint = Checkpoint(recipe, folder)
+    checkpoint = Checkpoint(recipe, folder, consumed or {})
     products = dag.run("checkpoint", dag.before_shards(), checkpoint, Products())
     refuse_names((*products["parent"].carried, *(header.shard for header in products["parent"].headers)))
     if lock:

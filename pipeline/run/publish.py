@@ -284,17 +284,20 @@ def _parent_verified(prepared: Prepared, receipts: Sequence[Receipt]) -> bool:
     lock, parent = prepared.lock, prepared.parent
     if lock is None:
         return False
-    digests = _input_digests(prepared.plan.shards, receipts)
+    digests = input_digests(prepared.plan.shards, receipts)
     whole = {receipt.file: receipt.sha256 for receipt in receipts if not receipt.rewritten}
     known = [
-        _is_pinned(lock, header, digests, whole.get(header.shard), parent)
+        parent.consumed[header.shard]
+        if header.shard in parent.consumed
+        else is_pinned(lock, header, digests, whole.get(header.shard), parent)
         for header in parent.headers
         if header.shard not in parent.replaced
     ]
-    return prepared.held_by_bytes or (all(known) and len(known) == len(parent.headers))
+    held = prepared.held_by_bytes and all(parent.consumed.values())
+    return held or (all(known) and len(known) == len(parent.headers))
 
 
-def _is_pinned(
+def is_pinned(
     lock: Lock, header: Header, digests: Mapping[str, str], sha256: str | None, parent: Parent
 ) -> bool:
     """Whether a shard of the parent is the pinned one, byte for byte; raises CheckpointError where it is not.
@@ -313,7 +316,7 @@ def _is_pinned(
     return holds_tensors(lock, header.shard, read)
 
 
-def _input_digests(shards: Sequence[ShardPlan], receipts: Sequence[Receipt]) -> dict[str, str]:
+def input_digests(shards: Sequence[ShardPlan], receipts: Sequence[Receipt]) -> dict[str, str]:
     """Parent tensor -> digest, for every one that was read. What was passed on has the digest of its output."""
     digests = {
         piece.source.name: receipt.tensors[piece.ref.name]

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from shardmill.pipeline.container.files import Buffers, Sink, Source
 from shardmill.pipeline.errors import BuildError
+from shardmill.pipeline.manifest.consumed import Consumed
 from shardmill.pipeline.manifest.lock import Lock
 from shardmill.pipeline.manifest.records import Receipt
 from shardmill.pipeline.plan.types import Assignment, Piece, Plan, ShardPlan
@@ -41,6 +42,7 @@ class Settings:
     paranoid: bool = False  # believe no stat, hash everything again
     strict: bool = False  # refuse NaN, Inf, matrices of zeros and empty tensors
     scheduler: str | None = None  # address of a dask.distributed scheduler; without one, this machine
+    consume: bool = False  # remove each of the parent's shards once its children are whole
 
 
 @dataclass
@@ -133,6 +135,7 @@ class Checkpoint:
 
     recipe: Recipe
     folder: Path
+    consumed: Mapping[str, Consumed] = field(default_factory=dict)  # shards that may have left the folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +149,7 @@ class Prepared:
         str  # digest of what the plan was made from, taken before it was (shardmill.pipeline.run.unchanged)
     )
     lock: Lock | None = None  # what the parent is held to
-    held_by_bytes: bool = False  # every file of the parent was hashed and is the pinned one
+    held_by_bytes: bool = False  # every file that the parent has still was hashed and is the pinned one
     began: int = 0  # nanoseconds: when the stats of what the plan was made from were taken
 
     @property

@@ -7,7 +7,7 @@ may trust a Parent.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,13 @@ def scan(checkpoint: Checkpoint) -> Parent:
         raise CheckpointError(f"{folder}: is not a folder; give the parent checkpoint's folder with --parent")
     index = folder / INDEX_FILE
     weight_map = _weight_map(index) if index.exists() or index.is_symlink() else None
-    shards = _shards(folder, weight_map, checkpoint.recipe.parent.also)
+    gone = {file: each for file, each in checkpoint.consumed.items() if not (folder / file).exists()}
+    shards = _shards(folder, weight_map, checkpoint.recipe.parent.also, gone)
     # Stats come first: a shard that is replaced after its header was read has another stat when it is opened.
-    stats = {shard: file_stat(folder / shard) for shard in shards}
-    headers = tuple(read_header(folder / shard, shard) for shard in shards)
+    stats = {shard: gone[shard].stat if shard in gone else file_stat(folder / shard) for shard in shards}
+    headers = tuple(
+        read_header(gone[shard].head if shard in gone else folder / shard, shard) for shard in shards
+    )
     owner = _owners(headers)
     if weight_map is not None:
         _agree(weight_map, owner)
@@ -48,21 +51,31 @@ def scan(checkpoint: Checkpoint) -> Parent:
     stats |= {name: file_stat(folder / name) for name in carried}
     card = front_matter(_text(folder / README_FILE))
     return Parent(
-        folder, headers, stats, _config(folder), carried, left, single=weight_map is None, card=card
+        folder,
+        headers,
+        stats,
+        _config(folder),
+        carried,
+        left,
+        single=weight_map is None,
+        consumed={shard: gone[shard].is_pinned for shard in shards if shard in gone},
+        card=card,
     )
 
 
-def _shards(folder: Path, weight_map: Mapping[str, str] | None, also: Sequence[str]) -> list[str]:
-    """The files that hold weights, in order of name."""
+def _shards(
+    folder: Path, weight_map: Mapping[str, str] | None, also: Sequence[str], gone: Collection[str]
+) -> list[str]:
+    """The files that hold weights, in order of name. A build has consumed those in `gone`, and kept their headers."""
     named = {SINGLE_FILE} if weight_map is None else set(weight_map.values())
-    if weight_map is None and not (folder / SINGLE_FILE).exists():
+    if weight_map is None and SINGLE_FILE not in gone and not (folder / SINGLE_FILE).exists():
         raise CheckpointError(f"{folder}: {instead_of_checkpoint(folder)}")
-    missing = sorted(name for name in named if not (folder / name).is_file())
+    missing = sorted(name for name in named if name not in gone and not (folder / name).is_file())
     if missing:
         raise CheckpointError(
             f"{INDEX_FILE}: names {missing[0]}, which is not in {folder}{_and_more(len(missing))}; fetch it again"
         )
-    return sorted(named | {name for name in also if (folder / name).is_file()})
+    return sorted(named | {name for name in also if name in gone or (folder / name).is_file()})
 
 
 def _and_more(count: int) -> str:

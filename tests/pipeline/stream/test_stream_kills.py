@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.pipeline.publish.test_kills import CHANGES, Publisher
 from tests.pipeline.publish.test_publish import PLACE, hub, pytestmark, shown
 from tests.pipeline.stream.test_stream import add_parent, cache, run
 
+EVERY_CALL = os.environ.get("SHARDMILL_KILLS") == "all"  # else those alone that change what the hub holds
 __all__ = ["cache", "hub", "pytestmark"]
 
 
@@ -50,12 +52,12 @@ def test_the_head_is_the_old_commit_or_the_whole_new_one_at_every_kill(
         hub.add("me/child", before)
         hub.calls.clear()
         hub.sent.clear()
-        shutil.rmtree(cache / "shardmill" / "out", ignore_errors=True)
+        shutil.rmtree(cache, ignore_errors=True)
 
     start_again()
     assert publisher.run(hub, words, None) == "ended 0"
     calls = list(hub.calls)
-    points = [(number, "before") for number in range(len(calls))]
+    points = [(number, "before") for number, call in enumerate(calls) if EVERY_CALL or call in CHANGES]
     points += [(number, "after") for number, call in enumerate(calls) if call in CHANGES]
     seen = set()
     for point in points:
@@ -69,4 +71,4 @@ def test_the_head_is_the_old_commit_or_the_whole_new_one_at_every_kill(
         assert sorted(hub.sent.values()) == [1, 1]
         assert len(hub.repositories["me/child"].messages) == 2
     assert seen == {False, True}
-    assert len(points) >= 50
+    assert len(points) >= (50 if EVERY_CALL else 16)

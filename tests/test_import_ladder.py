@@ -34,9 +34,9 @@ pipeline.formats.*  | kernels errors types | - | a format is numbers and names; 
 pipeline.plan.sources | errors types   | - | it finds a parent's tensors by their names alone
 pipeline.actions    | errors types plan.sources formats | - | metadata: no file, no recipe
 pipeline.recipe.shipped | -              | - | it finds the files that come with the package
-pipeline.recipe.*   | errors types actions container.regular | - | it reads TOML and no other file; names are opaque strings
+pipeline.recipe.*   | errors types actions container.regular | - | it reads TOML alone; names are opaque
 pipeline.container.* | errors types    | huggingface_hub | bytes in and out: numbers are opaque
-pipeline.manifest.* | errors types container.atomic container.filesystem container.regular | - | a record is readable without what made it
+pipeline.manifest.* | errors types container.atomic container.filesystem container.regular | - | a record needs no maker
 pipeline.plan.types | errors types actions | - | the plan's facts know neither recipe nor file
 pipeline.plan.*     | errors types formats actions recipe container.header container.card manifest.digest | - | pure
 pipeline.stages.dag | errors           | - | it orders stages and knows none of them

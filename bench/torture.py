@@ -129,7 +129,7 @@ def _start_consuming(bench: Bench, home: Path) -> tuple[list[str], Path]:
 
 
 def consuming_kills(bench: Bench, count: int) -> int:
-    """Kills a build that consumes its parent at random moments; the same command ends with an ordinary build's bytes."""
+    """Kills a build that consumes its parent at random moments; the same command ends with the same bytes."""
     good, home = 0, bench.work / "consuming"
     plain, expected = bench.work / "not-consuming", {}
     for trial in range(count):

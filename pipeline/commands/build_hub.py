@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardmill.pipeline.commands.options import is_quiet, show_json, tell
+from shardmill.pipeline.commands.options import is_quiet, show_json, teller
 from shardmill.pipeline.commands.printable import printable
 from shardmill.pipeline.commands.progress import counted, human, meter
 from shardmill.pipeline.commands.publish import HubPlace, sentence, ways_of
@@ -61,7 +61,7 @@ def build_into_hub(
     from shardmill.pipeline.publish.publish import Wish
     from shardmill.pipeline.stream.build import stream
 
-    started = time.monotonic()
+    started, tell = time.monotonic(), teller()
     create, private, message = wished
     wish = Wish(private, create, message)
     with meter(quiet=as_json or is_quiet()) as progress:

@@ -39,10 +39,11 @@ def pin(recipe: Path, parent: Path, read_all: bool, as_json: bool) -> None:
         )
     loaded = load_recipe(recipe)
     prepared = prepare(loaded, parent)
+    origin = prepared.checkpoint.recipe.parent  # with the commit of a parent on a hub
     lock = make_lock(
         prepared.parent,
-        loaded.parent.repository,
-        loaded.parent.revision,
+        origin.repository,
+        origin.revision,
         lambda line: None if as_json else click.echo(line, err=True),
         read_all,
     )

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardmill.pipeline.commands.options import json_option, show_json, tell
+from shardmill.pipeline.commands.options import is_quiet, json_option, show_json, teller
 from shardmill.pipeline.commands.printable import printable
-from shardmill.pipeline.commands.progress import counted
+from shardmill.pipeline.commands.progress import counted, meter
 from shardmill.pipeline.errors import ShardmillError
 
 if TYPE_CHECKING:
@@ -76,8 +76,12 @@ def publish(
     from shardmill.pipeline.publish.publish import publish as run
 
     wish = Wish(private, create, message, parent, workers)
+    tell = teller()
     surveyed = survey(folder, place, wish, tell)
-    commit = None if dry_run else run(surveyed, wish, _nothing if as_json else tell)
+    commit = None
+    if not dry_run:
+        with meter(quiet=as_json or is_quiet(), what="sending") as progress:
+            commit = run(surveyed, wish, _nothing if as_json else tell, progress.begin, progress.advance)
     facts = _facts(surveyed, commit)
     if as_json:
         show_json("publish", facts)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import urllib.parse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
@@ -16,9 +16,11 @@ from typing import Any
 
 from shardmill.pipeline.container.ranges import RemoteFile, hub_address
 from shardmill.pipeline.errors import ShardmillError
+from shardmill.pipeline.publish.counted import counted_addition
 from shardmill.pipeline.publish.facts import HubFile, Listing, LocalFile, Place
 from shardmill.pipeline.publish.plan import Publication, Step
 
+Advance = Callable[[int], None]
 _LINK_TRIES = 3  # an upload link holds for an hour or so; a file that outlasts three of them has no network
 _ASKED_AT_ONCE = 256  # objects in one question, the library's own limit
 
@@ -97,11 +99,9 @@ class Hub:
                 held |= {answer["oid"] for answer in answers if answer.get("actions") is None}
         return frozenset(held)
 
-    def addition(self, folder: Path, file: LocalFile) -> Any:
-        """The library's operation for a file, with the sha256 that is known."""
-        from huggingface_hub import CommitOperationAdd
-
-        operation = CommitOperationAdd(file.name, folder / file.name)
+    def addition(self, folder: Path, file: LocalFile, advance: Advance = lambda count: None) -> Any:
+        """The library's operation for a file, with the sha256 that is known. `advance` hears of bytes as they go."""
+        operation = counted_addition(file.name, folder / file.name, advance)
         operation.upload_info.sha256 = bytes.fromhex(file.sha256)
         return operation
 

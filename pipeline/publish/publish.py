@@ -13,12 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.pipeline.manifest.records import Manifest
+from shardmill.pipeline.publish.counted import Count
 from shardmill.pipeline.publish.facts import Listing, LocalFile, Place
 from shardmill.pipeline.publish.hub import CopyRefusedError, Hub, HubError
 from shardmill.pipeline.publish.local import local_files, refuse_changed
 from shardmill.pipeline.publish.plan import Publication, plan_publication, with_found
 
 Tell = Callable[[str], None]
+Advance = Callable[[int], None]
+
+
+def _nothing(count: int) -> None:
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +65,24 @@ def survey(folder: Path, place: Place, wish: Wish, tell: Tell) -> Surveyed:
     return Surveyed(folder, place, files, head, base, plan, message)
 
 
-def publish(surveyed: Surveyed, wish: Wish, tell: Tell) -> str:
-    """Does what was surveyed; the commit's hash. Raises ShardmillError in a sentence; the branch is then as it was."""
+def publish(
+    surveyed: Surveyed, wish: Wish, tell: Tell, begin: Advance = _nothing, advance: Advance = _nothing
+) -> str:
+    """Does what was surveyed; the commit's hash. `begin` hears how many bytes are to go, `advance` of those that go.
+
+    Raises ShardmillError in a sentence; the branch is then as it was."""
     hub = Hub(surveyed.place)
     plan = surveyed.plan
     head = surveyed.head or made_branch(hub, surveyed.base, wish.private)
     if plan.changes_nothing:
         return head.commit
+    sender = _Sender(hub, surveyed, head, wish.workers, tell, begin, advance)
     try:
-        commit = _send(hub, surveyed, plan, head, wish.workers, tell)
+        commit = sender.send(plan)
     except CopyRefusedError as error:
         tell(f"{error}; what should be copied is sent instead")
         plan = plan_publication(surveyed.files, surveyed.base, None)
-        plan = with_found(plan, hub.held(plan.candidates))
-        commit = _send(hub, surveyed, plan, head, wish.workers, tell)
+        commit = sender.send(with_found(plan, hub.held(plan.candidates)))
     refuse_other_head(hub, surveyed.files, str(surveyed.folder))
     return commit
 
@@ -119,10 +129,33 @@ def copyable_listing(hub: Hub, repository: str | None, revision: str | None, tel
     return listing
 
 
-def _send(hub: Hub, surveyed: Surveyed, plan: Publication, head: Listing, workers: int, tell: Tell) -> str:
-    files = [step.file for step in plan.steps if step.way in ("send", "found")]
-    additions = at_once(workers, files, lambda file: _send_one(hub, surveyed.folder, file, tell))
-    return commit_once(hub, plan, additions, head, surveyed.message)
+@dataclass(frozen=True, slots=True)
+class _Sender:
+    """Sends what a plan sends, and commits it upon `head`."""
+
+    hub: Hub
+    surveyed: Surveyed
+    head: Listing
+    workers: int
+    tell: Tell
+    begin: Advance
+    advance: Advance
+
+    def send(self, plan: Publication) -> str:
+        self.begin(plan.bytes("send"))
+        files = [step.file for step in plan.steps if step.way in ("send", "found")]
+        sent = {step.file.name for step in plan.of("send")}
+        additions = at_once(self.workers, files, lambda file: self._send_one(file, file.name in sent))
+        return commit_once(self.hub, plan, additions, self.head, self.surveyed.message)
+
+    def _send_one(self, file: LocalFile, is_sent: bool) -> Any:
+        refuse_changed(self.surveyed.folder, file)
+        count = Count(file.bytes if is_sent else 0, self.advance)
+        operation = self.hub.addition(self.surveyed.folder, file, count.add)
+        self.hub.upload(operation)
+        count.end()
+        self.tell(f"{file.name}: {file.bytes:,} bytes are on the hub")
+        return operation
 
 
 def at_once(workers: int, files: Sequence[LocalFile], do: Callable[[LocalFile], Any]) -> list[Any]:
@@ -150,14 +183,6 @@ def commit_once(hub: Hub, plan: Publication, additions: Sequence[Any], head: Lis
         if now is None or now.commit == head.commit or not plan_publication(files, now, None).changes_nothing:
             raise
         return now.commit
-
-
-def _send_one(hub: Hub, folder: Path, file: LocalFile, tell: Tell) -> Any:
-    refuse_changed(folder, file)
-    operation = hub.addition(folder, file)
-    hub.upload(operation)
-    tell(f"{file.name}: {file.bytes:,} bytes are on the hub")
-    return operation
 
 
 def refuse_other_head(hub: Hub, files: Sequence[LocalFile], what: str) -> None:

@@ -20,6 +20,7 @@ from shardmill.pipeline.manifest.records import Receipt
 from shardmill.pipeline.manifest.state import Staged
 from shardmill.pipeline.manifest.store import Store
 from shardmill.pipeline.plan.types import ShardPlan
+from shardmill.pipeline.publish.counted import Count
 from shardmill.pipeline.publish.facts import LocalFile
 from shardmill.pipeline.publish.hub import Hub, HubError
 from shardmill.pipeline.publish.local import refuse_changed
@@ -164,13 +165,14 @@ def _send_parents(shop: Workshop, shard: ShardPlan, file: LocalFile, staged: Sta
 def _send(shop: Workshop, folder: Path, file: LocalFile, is_sure: bool) -> Any:
     if not is_sure:
         refuse_changed(folder, file)
-    operation = shop.hub.addition(folder, file)
+    count = Count(file.bytes, shop.watch.advance)
+    operation = shop.hub.addition(folder, file, count.add)
     shop.hub.upload(operation)
     if operation._upload_mode != "lfs":
         raise HubError(
             f"{shop.hub.place}: {file.name}: the hub would keep it as a plain file of git; write "
             f"`*.safetensors filter=lfs diff=lfs merge=lfs -text` into .gitattributes there, then go on"
         )
-    shop.watch.done(file.bytes)
+    count.end()
     shop.tell(f"{file.name}: {file.bytes:,} bytes are on the hub")
     return operation

@@ -192,3 +192,31 @@ def test_the_manifest_on_the_hub_tells_where_the_parent_is(hub: Hub, parent: Pat
     told(tmp_path, add_parent(hub, parent), "--create")
     manifest = json.loads(shown(hub)[MANIFEST])
     assert manifest["parent"] == {"repository": PARENT, "revision": COMMIT}
+
+
+def test_a_parent_on_a_hub_is_pinned_by_what_the_hub_states(hub: Hub, parent: Path, tmp_path: Path) -> None:
+    """No byte of a shard's data is fetched for it, and a build under the lock finds its parent."""
+    place = add_parent(hub, parent)
+    text = RECIPE[: RECIPE.index("[parent]")] + RECIPE[RECIPE.index("[output]") :]
+    recipe = write_recipe(tmp_path / "recipes", text)
+    words = ["pin", "-c", str(recipe), "--parent", place]
+    assert CliRunner().invoke(shardmill, ["plan", *words[1:]]).exit_code == 0
+    calls = len(hub.calls)
+    result = CliRunner().invoke(shardmill, words)
+    assert result.exit_code == 0, result.output
+    assert "resolve" not in hub.calls[calls:]
+    lock = json.loads(recipe.with_suffix(".lock").read_text())
+    assert (lock["repository"], lock["revision"]) == (PARENT, COMMIT)
+    for name in SHARDS:
+        assert lock["files"][name]["sha256"] == sha256((parent / name).read_bytes())
+    assert run(tmp_path, place, "--create", recipe=text).exit_code == 0
+
+
+def test_a_quiet_build_into_a_hub_says_nothing_on_standard_error(
+    hub: Hub, parent: Path, tmp_path: Path
+) -> None:
+    recipe = write_recipe(tmp_path / "recipes")
+    add_parent(hub, parent)
+    words = ["-q", "build", "-c", recipe, "--parent", parent, "--out", PLACE, "--create", "--workers", "1"]
+    result = CliRunner().invoke(shardmill, list(map(str, words)))
+    assert (result.exit_code, result.stderr) == (0, "")

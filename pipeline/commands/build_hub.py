@@ -33,7 +33,7 @@ class FolderOrHub(click.ParamType):  # type: ignore[type-arg]  # no generic befo
         if isinstance(value, str) and value.startswith("hf://"):
             return HubPlace().convert(value, param, ctx)
         folder = click.Path(path_type=Path, file_okay=False)
-        converted: Path = folder.convert(value, param, ctx)  # type: ignore[assignment]  # as path_type says
+        converted: Path = folder.convert(value, param, ctx)
         return converted
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:

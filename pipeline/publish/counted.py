@@ -43,7 +43,7 @@ def counted_addition(name: str, path: Path, advance: Callable[[int], None]) -> A
     """The library's operation that adds the file at `path` as `name`, whose file is counted as it is read."""
     from huggingface_hub import CommitOperationAdd
 
-    class Addition(CommitOperationAdd):
+    class Addition(CommitOperationAdd):  # type: ignore[misc]  # the library is not typed here
         @contextmanager
         def as_file(self, with_tqdm: bool = False) -> Iterator[BinaryIO]:
             with _Read(str(path), advance) as file:

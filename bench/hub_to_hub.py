@@ -16,6 +16,7 @@ import threading
 from pathlib import Path
 
 from bench.calls import RECIPE, shardmill
+from shardmill.pipeline.recipe import read as recipes
 from tests.pipeline.parents import published
 from tests.pipeline.publish.hub import Hub, serving
 
@@ -64,9 +65,14 @@ def main() -> None:
         }
         environment = os.environ | settings
         run(shardmill("toy-parent", str(home / "parent"), "--size", asked.size), environment)
-        hub.add("toy/parent", published(home / "parent"))
+        named = recipes.load(RECIPE).parent
+        name = named.repository or "toy/parent"
+        repository = hub.add(name, published(home / "parent"))
+        if named.revision:
+            repository.commits[named.revision] = repository.commits[repository.branches["main"]]
+            repository.branches["main"] = named.revision
         workers = ["--workers", str(asked.workers)]
-        parent = ["build", "-c", str(RECIPE), "--parent", "hf://toy/parent"]
+        parent = ["build", "-c", str(RECIPE), "--parent", f"hf://{name}"]
         run(shardmill(*parent, *workers, "--out", str(home / "near")), environment)
         near = published(home / "near")
         watcher = Watcher(home / "cache")

@@ -197,7 +197,7 @@ accept-real: $(READY) .venv-accept/.ready ## a real vLLM on the CPU serves a mod
 
 accept-coverage: $(READY) ## how often accept's gates pass a server at the limit, 2,000 runs a cell: minutes
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[accept]'
-	$(BIN)/python -m tests.verify.accept.coverage
+	$(BIN)/python -m tests.verify.accept.coverage_page --write
 
 serving-wheel: ## the wheel of the serving image: runtime_patch and kernels alone, in build/serving/dist
 	rm -rf build/serving && mkdir -p build/serving

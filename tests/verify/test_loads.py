@@ -188,7 +188,7 @@ def test_a_list_in_published_names_is_found_where_the_loader_matches_names_in_me
     assert _errors(published) == ["loads-garbage model.vision_tower.encoder.layers.0.mlp.fc1"]
     in_memory = _ask(*_gemma(["lm_head", "re:.*vision_tower.*"]), tmp_path)
     assert _errors(in_memory) == []
-    assert "vLLM 0.33.0: towers" in in_memory.not_checked
+    assert not [name for name in in_memory.not_checked if name.startswith("vLLM")]
 
 
 def test_a_tied_head_that_no_list_names_is_garbage_under_compressed_tensors(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, Literal
 
+from shardmill.verify.accept.deadline import Deadline
 from shardmill.verify.reading import bounded_json
 from shardmill.verify.reading.bounded_json import BadJsonError
 
@@ -49,12 +50,20 @@ class Reply:
 
 
 class UnreachableError(Exception):
-    """A server does not answer what it must. The message names the address and what was asked."""
+    """A server does not answer what it must. The message names the address and what was asked.
+
+    status: its HTTP status, None where none came.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """`url` without a trailing slash or /v1. `wait` gives the seconds before a further attempt."""
+    """`url` without a trailing slash or /v1. `timeout`: seconds of one whole request. `wait` gives the seconds before
+    a further attempt."""
 
     url: str
     timeout: float = 600.0
@@ -76,13 +85,21 @@ class Client:
 
     def get(self, path: str) -> str:
         """A text that must be there. Raises UnreachableError."""
-        try:
-            with self._opener().open(self._request(path, None), timeout=min(self.timeout, 30)) as answer:
-                return str(answer.read(METRICS_BYTES_MAX).decode("utf-8", "replace"))
-        except urllib.error.HTTPError as error:
-            raise UnreachableError(f"{self.url}{path}: {_refusal(error)}") from None
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise UnreachableError(f"{self.url}{path}: {_reason(error)}") from None
+        seconds = min(self.timeout, 30)
+        with Deadline(seconds) as deadline:
+            try:
+                with self._opener(deadline).open(self._request(path, None), timeout=seconds) as answer:
+                    data = answer.read(METRICS_BYTES_MAX)
+                    if not answer.length and not deadline.expired:
+                        return str(data.decode("utf-8", "replace"))
+                    why = f"the answer ended after {len(data):,} bytes, before its end"
+            except urllib.error.HTTPError as error:
+                raise UnreachableError(f"{self.url}{path}: {_refusal(error)}", error.code) from None
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                why = _reason(error)
+        raise UnreachableError(
+            f"{self.url}{path}: {f'no answer within {seconds:g} s' if deadline.expired else why}"
+        )
 
     def get_or_none(self, path: str) -> str | None:
         try:
@@ -90,12 +107,22 @@ class Client:
         except UnreachableError:
             return None
 
-    def _opener(self) -> urllib.request.OpenerDirector:
+    def get_if_there(self, path: str) -> str:
+        """A page that a server need not have: "" where it says so (a status of 3xx or 4xx). Raises UnreachableError."""
+        try:
+            return self.get(path)
+        except UnreachableError as error:
+            if error.status is None or error.status >= 500:
+                raise
+            return ""
+
+    def _opener(self, deadline: Deadline) -> urllib.request.OpenerDirector:
         """Follows no redirect; with a key, no proxy sees a plain request (through TLS none sees any)."""
         proxies = urllib.request.getproxies()
         if self.key:
             proxies = {scheme: proxy for scheme, proxy in proxies.items() if scheme != "http"}
-        return urllib.request.build_opener(urllib.request.ProxyHandler(proxies), _NoRedirect)
+        handlers = (urllib.request.ProxyHandler(proxies), _NoRedirect(), *deadline.handlers())
+        return urllib.request.build_opener(*handlers)
 
     def _request(self, path: str, data: bytes | None) -> urllib.request.Request:
         headers = {"content-type": "application/json"}
@@ -104,23 +131,33 @@ class Client:
         return urllib.request.Request(f"{self.url}{path}", data=data, headers=headers)
 
     def _once(self, path: str, data: bytes) -> tuple[dict[str, Any] | None, Failure | None, str]:
-        try:
-            with self._opener().open(self._request(path, data), timeout=self.timeout) as answer:
-                text = answer.read(ANSWER_BYTES_MAX)
-                if answer.length:  # what the server promised and did not send
-                    return None, "connection", f"the answer ended {answer.length:,} bytes before its end"
-        except urllib.error.HTTPError as error:
-            return None, _status_failure(error.code), _refusal(error)
-        except TimeoutError:
-            return None, "timeout", f"no answer within {self.timeout:g} s"
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            timed_out = isinstance(getattr(error, "reason", None), TimeoutError)
-            return None, "timeout" if timed_out else "connection", _reason(error)
+        with Deadline(self.timeout) as deadline:
+            text, failure, detail = self._text(path, data, deadline)
+        if deadline.expired:
+            return None, "timeout", f"no whole answer within {self.timeout:g} s"
+        if failure is not None:
+            return None, failure, detail
         try:
             value = bounded_json.loads(text, ANSWER_BYTES_MAX, ANSWER_VALUES_MAX)
         except BadJsonError as error:
             return None, "not json", f"{error}: {text[:200].decode('utf-8', 'replace')}"
         return (value, None, "") if isinstance(value, dict) else (None, "not json", "no JSON object")
+
+    def _text(self, path: str, data: bytes, deadline: Deadline) -> tuple[bytes, Failure | None, str]:
+        """The bytes that came, or how the exchange failed."""
+        try:
+            with self._opener(deadline).open(self._request(path, data), timeout=self.timeout) as answer:
+                text = answer.read(ANSWER_BYTES_MAX)
+                if answer.length:  # what the server promised and did not send
+                    return b"", "connection", f"the answer ended {answer.length:,} bytes before its end"
+                return text, None, ""
+        except urllib.error.HTTPError as error:
+            return b"", _status_failure(error.code), _refusal(error)
+        except TimeoutError:
+            return b"", "timeout", f"no answer within {self.timeout:g} s"
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            timed_out = isinstance(getattr(error, "reason", None), TimeoutError)
+            return b"", "timeout" if timed_out else "connection", _reason(error)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -158,8 +195,8 @@ class MetricsError(ValueError):
     """A metrics page cannot be read. The message names the line."""
 
 
-_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)\s*(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*$")
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*+)(?:\s*+\{(.*)\})?\s++(\S++)(?:\s++-?\d++)?\s*+$")
+_LABEL = re.compile(r'(?<!\w)(\w++)="((?:[^"\\]|\\.)*+)"')
 
 
 @dataclass(frozen=True, slots=True)

@@ -256,8 +256,15 @@ def stale_command(runs: tuple[str, ...], checkpoint: str) -> None:
 def _check(runs: list[Run], protocol: Protocol, tokens: Tokens) -> None:
     """Every row against what the run's own server was asked."""
     for run in runs:
-        if run.protocol == protocol.digest and run.tokens == tokens.digest:
-            check_rows(run, list_items(protocol, tokens, run.identity.max_model_len), protocol)
+        if run.protocol != protocol.digest:
+            raise RunError(
+                f"{run.folder}: recorded with another protocol than {protocol.name}; record it again"
+            )
+        if run.tokens != tokens.digest:
+            raise RunError(
+                f"{run.folder}: was asked other tokens than these; give the --tokens that it was recorded with"
+            )
+        check_rows(run, list_items(protocol, tokens, run.identity.max_model_len), protocol)
 
 
 def _identity(

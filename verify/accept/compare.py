@@ -196,6 +196,7 @@ def _withhold(
 def _mcnemar(base: Run, test: Run, variant: Run, protocol: Protocol, items: Sequence[Item]) -> dict[str, Any]:
     """Whether test and variant differ in how often they keep the baseline's first choice."""
     check_pair(base, variant, protocol)
+    check_pair(test, variant, protocol)
     first, second = (score_runs(base, run, protocol, items) for run in (test, variant))
     if first is None or second is None or len(first.pairs) != len(second.pairs):
         raise RunError(f"{variant.folder}: not the same positions as {test.folder}; record what is missing")

@@ -16,6 +16,7 @@ from shardmill.verify.accept.client import Client, MetricsError, UnreachableErro
 from shardmill.verify.accept.protocol import digest_of
 
 MANIFEST = "shardmill.manifest.json"
+LIMIT_MIN, LIMIT_MAX = 32, 1 << 40  # of a server's context in tokens, where it says one
 CACHE_FLAGS = (
     "cache_dtype",
     "enable_prefix_caching",
@@ -71,9 +72,14 @@ def ask_identity(
         raise IdentityError(
             f"{client.url}/v1/models: no list of models; is it an OpenAI-compatible server?"
         ) from None
-    page = client.get_or_none("/metrics") or ""
+    if not 0 <= limit < LIMIT_MAX or 0 < limit < LIMIT_MIN:
+        raise IdentityError(f"{client.url}/v1/models: max_model_len is {limit}; no window of text fits it")
     try:
+        page = client.get_if_there("/metrics")
+        check_metrics(page, model)
         shown = _cache_flags(page)
+    except UnreachableError as error:
+        raise IdentityError(f"{error}; whether speculative decoding is on is read there: try again") from None
     except MetricsError as error:
         raise IdentityError(f"{client.url}/metrics: {error}") from None
     return Identity(
@@ -86,6 +92,15 @@ def ask_identity(
         rung=rung,
         image=image,
     )
+
+
+def check_metrics(page: str, model: str) -> None:
+    """Raises MetricsError for the metrics of a server that serves other models than this one."""
+    names = {s.labels["model_name"] for s in samples(page) if "model_name" in s.labels}
+    if names and model not in names:
+        raise MetricsError(
+            f"the page is of {sorted(names)[0]!r:.60}, and {model!r:.60} is what the server names"
+        )
 
 
 def _version(client: Client) -> str:
@@ -132,6 +147,9 @@ def parse_identity(value: Any) -> Identity:
     for key, kind in _KINDS.items():
         if type(value[key]) is not kind:
             raise IdentityError(f"identity.{key}: expected {kind.__name__}, got {value[key]!r:.60}")
+    limit = identity.max_model_len
+    if not 0 <= limit < LIMIT_MAX or 0 < limit < LIMIT_MIN:
+        raise IdentityError(f"identity.max_model_len: {limit} is no length of a context")
     bad = [name for name, flag in identity.flags.items() if not isinstance(flag, str)]
     if bad:
         raise IdentityError(f"identity.flags.{bad[0]}: expected a text, got {identity.flags[bad[0]]!r:.60}")

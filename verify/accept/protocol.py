@@ -115,7 +115,7 @@ def needle_texts(probes: Probes) -> list[str]:
     if not probes.needle_sentence:
         return []
     return [
-        probes.needle_sentence.format(number=needle_number(probes, i))
+        probes.needle_sentence.replace("{number}", str(needle_number(probes, i)))
         for i in range(len(probes.needle_depths))
     ]
 
@@ -199,6 +199,9 @@ def _check_scoring(where: str, protocol: Protocol) -> None:
         raise ProtocolError(
             f"{where}: answered_at_least must be above 0 and at most 1, got {protocol.answered_at_least}"
         )
+    sentence = protocol.probes.needle_sentence
+    if sentence and "{number}" not in sentence:
+        raise ProtocolError(f"{where}: probes.needle_sentence must hold {{number}}, got {sentence!r:.60}")
     ids = [document.id for document in protocol.documents]
     twice = next((id_ for id_ in ids if ids.count(id_) > 1), None)
     if twice is not None:

@@ -121,7 +121,7 @@ class Recorder:
 
     def _counters(self) -> dict[str, float] | None:
         """The counters of a server that has a draft, None of one that has not."""
-        return acceptance(self.client) if self.identity.speculation else None
+        return acceptance(self.client, self.identity.model) if self.identity.speculation else None
 
     def _reply(self, item: Item) -> Reply:
         if item.too_long:

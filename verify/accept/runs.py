@@ -172,8 +172,10 @@ def read_head(folder: Path) -> Head:
 
 def _rows(path: Path) -> Iterator[tuple[int, Row]]:
     """Each row with its line, from 1. Raises RunError where a line is no row, or the last one is incomplete."""
-    if not path.is_file():
+    if not path.exists():
         return
+    if not path.is_file():
+        raise RunError(f"{path}: not a file; record again")
     try:
         with path.open("rb") as file:
             yield from ((number, _row(path, number, line)) for number, line in enumerate(_lines(file), 1))

@@ -79,6 +79,8 @@ def _position(place: int, token: int, entry: Any, top_k: int) -> Position:
     if not isinstance(entry, Mapping) or str(token) not in entry:
         raise ValueError(f"entry {place} lacks the prompt's own token {token}")
     shown = {_token(place, key): _choice(place, value) for key, value in entry.items()}
+    if len(shown) < len(entry):
+        raise ValueError(f"entry {place} shows one token twice")
     logprobs = {key: logprob for key, (logprob, _) in shown.items()}
     top = frozenset(key for key, (_, rank) in shown.items() if rank <= top_k)
     if len(top) < top_k:

@@ -19,18 +19,24 @@ class SpeculationError(RunError):
     """Prompt log probabilities are not to be trusted while a draft is on, unless that is shown first."""
 
 
-def acceptance(client: Client) -> dict[str, float]:
-    """The server's counters of speculative decoding as they stand. Raises SpeculationError on a bad metrics page."""
+def acceptance(client: Client, model: str) -> dict[str, float] | None:
+    """The server's counters of speculative decoding as they stand; None where its page does not come.
+
+    Raises SpeculationError on a bad metrics page.
+    """
     try:
-        return count_acceptance(client.get_or_none("/metrics") or "")
+        page = client.get_or_none("/metrics")
+        return None if page is None else count_acceptance(page, model)
     except MetricsError as error:
         raise SpeculationError(f"{client.url}/metrics: {error}") from None
 
 
-def count_acceptance(page: str) -> dict[str, float]:
-    """Counters of a metrics page: drafts, and accepted tokens by position. Raises MetricsError."""
+def count_acceptance(page: str, model: str) -> dict[str, float]:
+    """Counters of one model on a metrics page: drafts, and accepted tokens by position. Raises MetricsError."""
     found: dict[str, float] = {}
     for sample in samples(page):
+        if sample.labels.get("model_name", model) != model:
+            continue
         if DRAFTS in sample.name and sample.name.endswith("_total"):
             found["drafts"] = found.get("drafts", 0.0) + counter(sample)
         elif ACCEPTED in sample.name and sample.name.endswith("_total"):

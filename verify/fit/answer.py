@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from shardmill.verify.fit.cards import Card
-from shardmill.verify.fit.layers import plan_layers
+from shardmill.verify.fit.layers import plan_layers, served
 from shardmill.verify.fit.planner import KvPlan, plan_blocks
 from shardmill.verify.fit.preset import ROW_BYTES, Preset
 from shardmill.verify.fit.scratch import MIB, Term, scratch_terms
@@ -66,16 +66,15 @@ def judge(
     shape: Shape, preset: Preset, weights: WeightBytes, card: Card, *, block_fp8: bool = True
 ) -> Answer:
     """Whether the preset serves. Without a pin the pool is what vLLM's profiler would leave under the utilisation."""
+    preset = served(shape, preset)
     plan = plan_blocks(plan_layers(shape, preset))
     terms = tuple(scratch_terms(shape, preset, block_fp8=block_fp8))
     room_low, room_high = _room(card, weights, terms)
     pool_low, pool_high = _pool(preset, card, weights, terms)
     free_low, free_high = room_low - pool_low, room_high - pool_high
     verdict, reasons = _verdict(preset, card, plan, (pool_low, pool_high), (free_low, free_high))
-    best = next(
-        (r.rung for r in ladder(shape, preset, weights, card, block_fp8=block_fp8) if r.verdict == "fits"),
-        None,
-    )
+    rungs = ladder(shape, preset, weights, card, block_fp8=block_fp8) if shape.has_rungs else ()
+    best = next((r.rung for r in rungs if r.verdict == "fits"), None)
     return Answer(
         verdict,
         tuple(reasons),
@@ -91,7 +90,7 @@ def judge(
         plan.pin_bytes(preset.max_model_len, 1),
         plan.max_context(pool_low, shape.max_position),
         plan.sequences(pool_low, preset.max_model_len),
-        best if shape.sparse else None,
+        best,
     )
 
 

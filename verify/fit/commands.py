@@ -146,7 +146,7 @@ def _lines(facts: Facts, answer: Answer, with_ladder: bool, log: str | None, as_
     sparse = facts.shape.sparse is not None
     fork = plan_fork(facts.shape, answer.preset) if sparse and facts.shape.is_hybrid else None
     rungs: tuple[Rung, ...] = ()
-    if sparse and (with_ladder or as_json):
+    if facts.shape.has_rungs and (with_ladder or as_json):
         rungs = tuple(
             ladder(facts.shape, answer.preset, answer.weights, answer.card, block_fp8=facts.block_fp8)
         )

@@ -43,7 +43,25 @@ FAMILIES: Mapping[str, Windows] = {
 # Their classes know no head_dim: heads divide the hidden size, whatever config.json says beside.
 WITHOUT_HEAD_DIM = ("qwen2", "qwen2_5_vl", "qwen2_5_vl_text")
 
+# Families whose draft layers were compared too; of others a draft is refused.
+DRAFTED = ("glm5_next", "glm5_next_text", "deepseek_v3", "kimi_k2", "deepseek_v32", "glm_moe_dsa")
+
+# What the class of a family says where config.json is silent; published Gemma 3 models leave most of it out.
+DEFAULTS: Mapping[str, Mapping[str, int]] = {
+    "gemma3_text": {
+        "vocab_size": 262_208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+    },
+}
+
 # model_type of a wrapper whose language model has the only cache; its own type is that of text_config.
+INNER = {"gemma3": "gemma3_text", "glm5_next": "glm5_next_text"}  # where text_config has none
 WRAPPERS = ("glm5_next", "gemma3", "qwen2_5_vl", "qwen3_vl")
 
 # Keys that a known model_type does not have: with one of them the model is another than the row describes.
@@ -59,13 +77,22 @@ FOREIGN: Mapping[str, str] = {
 }
 
 
+def with_defaults(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """config.json with its family's defaults for what the language model leaves out."""
+    text = config.get("text_config")
+    if not isinstance(text, dict):
+        return {**DEFAULTS.get(str(config.get("model_type")), {}), **config}
+    kind = text.get("model_type") or INNER.get(str(config.get("model_type")))
+    return {**config, "text_config": {**DEFAULTS.get(str(kind), {}), **text}}
+
+
 def why_unknown(config: Mapping[str, Any], text: Mapping[str, Any]) -> str | None:
     """Why this model is not planned; None for one that is."""
     kind, outer = text.get("model_type"), config.get("model_type")
     if text is not config and outer is not None and outer not in (*WRAPPERS, kind):
         return f"models of model_type {str(outer)[:60]!r} are not planned"
     if kind is None and text is not config:
-        kind = {"gemma3": "gemma3_text", "glm5_next": "glm5_next_text"}.get(str(outer))
+        kind = INNER.get(str(outer))
     if kind not in FAMILIES:
         return f"models of model_type {str(kind)[:60]!r} are not planned; planned are {', '.join(sorted(FAMILIES))}"
     for key, what in FOREIGN.items():

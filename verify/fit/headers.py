@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from shardmill.verify.fit.families import with_defaults
 from shardmill.verify.fit.shape import ConfigError, Shape, read_shape
 from shardmill.verify.fit.weights import Headers, WeightBytes, weights_per_rank
 from shardmill.verify.questions.structure import structure_faults
-from shardmill.verify.reading.checkpoint import open_checkpoint
+from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
+from shardmill.verify.reading.declarations import declarations_in
 from shardmill.verify.reading.source import Source
 from shardmill.verify.rules.findings import Report, Severity
 
@@ -55,7 +57,15 @@ def read_facts(source: Source) -> Facts:
             "see shardmill verify integrity"
         )
     headers = {name: (tensor.dtype, tensor.shape) for name, tensor in checkpoint.tensors.items()}
-    return Facts(read_shape(checkpoint.config), headers, _linear_free_heads(checkpoint.config))
+    config = with_defaults(_declaring(checkpoint))
+    return Facts(read_shape(config), headers, _linear_free_heads(config))
+
+
+def _declaring(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """config.json, with what hf_quant_config.json declares where it declares nothing itself."""
+    if not checkpoint.quantization or any(declarations_in(checkpoint.config)):
+        return checkpoint.config
+    return {**checkpoint.config, "quantization_config": checkpoint.quantization}
 
 
 def _linear_free_heads(config: Mapping[str, Any]) -> int:

@@ -6,11 +6,15 @@ bytes), `models/glm5next/common/attention.py` (pooled index, tail ring) and `mam
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import lcm
 
+from shardmill.verify.fit.cache_dtype import AUTO, served_dtype
+from shardmill.verify.fit.families import DRAFTED
 from shardmill.verify.fit.planner import LayerCache, ceil_div
-from shardmill.verify.fit.preset import ROW_BYTES, STATE_BYTES, Preset
+from shardmill.verify.fit.preset import KV_DTYPES, ROW_BYTES, STATE_BYTES, Preset
 from shardmill.verify.fit.shape import ConfigError, Gqa, Layer, Linear, Mla, Shape, SparseMla
+from shardmill.verify.fit.sparse import sparse_rows
 
 MLA_HYBRID_BLOCK_TOKENS = 128  # FlashInfer's MLA kernels take physical blocks in multiples of 128 tokens
 SPARSE_PAGE_ROWS = 64  # the sparse kernels view the pool as pages of 64 rows
@@ -23,17 +27,16 @@ INDEX_PAGE_STATES = {
     120: (64,),
 }  # index entries a page of the paged logits kernel holds, by SM
 
+FLOAT_STATES = (
+    "kimi_linear",
+)  # vLLM sizes their pages by F32 states, whatever the flag says, and then finds them too small
+
 
 def row_bytes(layer: Mla | SparseMla, preset: Preset) -> int:
-    """Bytes of one token's latent row. Only sparse layers with an FP8 cache have the packed rows of a rung."""
-    if isinstance(layer, SparseMla) and _is_fp8(layer, preset) and _has_rungs(layer, preset):
+    """Bytes of one token's latent row. Packed rows are those of a rung."""
+    if isinstance(layer, SparseMla) and sparse_rows(layer, preset).packed:
         return ROW_BYTES[preset.rung]
     return (layer.rank + layer.rope) * (1 if _is_fp8(layer, preset) else 2)
-
-
-def _has_rungs(layer: SparseMla, preset: Preset) -> bool:
-    """SM100, and SM90 for pooled layers, have plain FP8 rows, unless the packed form is asked for by name."""
-    return preset.sm == 120 or preset.kv_dtype == "fp8_ds_mla" or (preset.sm == 90 and layer.pool == 1)
 
 
 def _is_fp8(layer: Layer, preset: Preset) -> bool:
@@ -72,18 +75,54 @@ def state_blocks(layer: Linear, preset: Preset) -> int:
     return 2 + preset.draft_tokens + keeps_checkpoint(layer, preset)
 
 
+def served(shape: Shape, preset: Preset) -> Preset:
+    """The preset with the cache dtype that vLLM serves: `auto` is what the checkpoint or its family asks for."""
+    kv_dtype = served_dtype(preset.kv_dtype, shape.cache_dtype, shape.model_type, preset.sm)
+    return preset if kv_dtype == preset.kv_dtype else replace(preset, kv_dtype=kv_dtype)
+
+
 def check_planned(shape: Shape, preset: Preset) -> None:
     """Raises ConfigError for a model and card whose plan is not known to equal vLLM's."""
-    sparse = shape.sparse
-    if sparse is not None and sparse.pool > 1 and preset.sm != 120 and preset.kv_dtype != "fp8_ds_mla":
+    if preset.kv_dtype == AUTO and shape.cache_dtype not in KV_DTYPES:
         raise ConfigError(
-            f"config.json: pooled sparse layers are planned on SM{preset.sm} with kv_cache_dtype fp8_ds_mla alone, "
-            f"which vLLM takes with --attention-backend FLASHMLA_SPARSE; the preset says {preset.kv_dtype!r}"
+            f"config.json declares a KV cache of {shape.cache_dtype}, which is not planned; "
+            "set kv_cache_dtype in the preset"
         )
+    if shape.model_type in FLOAT_STATES and preset.state_dtype == "bfloat16":
+        raise ConfigError(
+            f"mamba_ssm_cache_dtype bfloat16 is not planned for {shape.model_type}: vLLM 0.33.0 does not start with it"
+        )
+    if preset.draft_tokens and not (shape.draft_layers and shape.model_type in DRAFTED):
+        raise ConfigError(
+            f"drafts of {shape.model_type} are not planned: config.json must name num_nextn_predict_layers, and the "
+            f"family be one of {', '.join(DRAFTED)}; ask without the draft"
+        )
+    preset = served(shape, preset)
+    if preset.kv_dtype == "fp8_ds_mla" and shape.sparse is None:
+        raise ConfigError("kv_cache_dtype fp8_ds_mla is planned for sparse latent attention alone")
+    if preset.kv_dtype == "fp8_e5m2" and any(isinstance(layer, Mla) for layer in shape.layers):
+        raise ConfigError(
+            "kv_cache_dtype fp8_e5m2 is not planned for latent attention: vLLM 0.33.0 has no backend for it"
+        )
+    sparse = shape.sparse
+    if sparse is None:
+        return
+    if preset.rung != "stock" and not shape.has_rungs:
+        raise ConfigError(
+            f"kv layout {preset.rung} is not planned for {shape.model_type}: the runtime patch serves latent rows of "
+            "512 values without a rotary part alone; take `stock`"
+        )
+    if sparse.pool > 1 and preset.sm != 120 and (preset.sm, preset.kv_dtype) != (90, "fp8_ds_mla"):
+        raise ConfigError(
+            "config.json: pooled sparse layers are planned on SM120, and on SM90 with kv_cache_dtype fp8_ds_mla, "
+            f"which vLLM takes with --attention-backend FLASHMLA_SPARSE; here SM{preset.sm} and {preset.kv_dtype!r}"
+        )
+    sparse_rows(sparse, preset)
 
 
 def plan_layers(shape: Shape, preset: Preset) -> list[LayerCache]:
     """The cache of every layer that a rank holds, draft layers included where the preset drafts."""
+    preset = served(shape, preset)
     layers = [*shape.layers, *(shape.draft_layers if preset.draft_tokens else ())]
     tokens = block_tokens(shape, preset)
     page = state_page(shape, preset, tokens)
@@ -101,6 +140,7 @@ def token_bytes(layer: Layer, preset: Preset) -> int:
 
 def block_tokens(shape: Shape, preset: Preset) -> int:
     """Tokens a block: vLLM's 16 or 64; in a hybrid, the least that makes an attention page hold a state."""
+    preset = served(shape, preset)
     full = next(layer for layer in shape.layers if not isinstance(layer, Linear))
     latent = isinstance(full, Mla | SparseMla)
     sparse = shape.sparse
@@ -146,26 +186,14 @@ def _sparse_caches(layer: SparseMla, preset: Preset, tokens: int) -> list[LayerC
     """Latent rows, pooled index and, with pooling, the ring of raw keys and gates of the open pool."""
     row = row_bytes(layer, preset)
     entry = layer.index_dim + layer.index_dim // INDEX_SCALE_TOKENS * 4
-    caches = [LayerCache("paged", tokens * row, tokens, stride_bytes=_row_stride(layer, preset) * row or 1)]
+    page = sparse_rows(layer, preset).page
+    caches = [LayerCache("paged", tokens * row, tokens, stride_bytes=page * row or 1)]
     if layer.has_index:
         stride = max(INDEX_PAGE_STATES[preset.sm]) * entry if layer.pool > 1 else 1
         caches.append(LayerCache("paged", tokens // layer.pool * entry, tokens, stride_bytes=stride))
     if layer.pool > 1:
         caches.append(_ring(layer, preset))
     return caches
-
-
-def _row_stride(layer: SparseMla, preset: Preset) -> int:
-    """Rows at whose multiples blocks start, by the backend that vLLM prefers; 0: anywhere.
-
-    The kernels of SM120, and those of pooled layers, view the pool as pages of 64 rows; FlashInfer's of SM100 as pages
-    of 32, FlashAttention's as rows.
-    """
-    if preset.sm == 120 or layer.pool > 1:
-        return SPARSE_PAGE_ROWS
-    if not _is_fp8(layer, preset):
-        return 1
-    return 32 if preset.sm == 100 else 0
 
 
 def _ring(layer: SparseMla, preset: Preset) -> LayerCache:

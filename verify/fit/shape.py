@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from shardmill.verify.fit.families import FAMILIES, WITHOUT_HEAD_DIM, why_unknown
+from shardmill.verify.fit.cache_dtype import AUTO, declared_dtype
+from shardmill.verify.fit.families import FAMILIES, WITHOUT_HEAD_DIM, why_unknown, with_defaults
 
 Config = Mapping[str, Any]
 LAYERS_MAX = 4096
@@ -44,6 +45,7 @@ class SparseMla:
     """Latent rows and, unless another layer's choice is shared, an index of `index_dim` FP8 values with f32 scales.
 
     `pool` tokens share one index entry; with a pool above 1 a ring of raw keys holds the open pool of each request.
+    `heads` of the whole model, `nope` values of a head without RoPE and `topk` tokens decide which kernel reads it.
     """
 
     rank: int
@@ -51,6 +53,9 @@ class SparseMla:
     index_dim: int
     pool: int
     has_index: bool = True
+    heads: int = 1
+    nope: int = 128
+    topk: int = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +80,10 @@ Layer = Gqa | Mla | SparseMla | Linear
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The cache-bearing layers of a model in order, its draft layers, and what else the estimate needs."""
+    """The cache-bearing layers of a model in order, its draft layers, and what else the estimate needs.
+
+    cache_dtype: what the checkpoint declares of its cache, for a server whose flags leave it open.
+    """
 
     model_type: str
     layers: tuple[Layer, ...]
@@ -86,6 +94,7 @@ class Shape:
     experts_per_token: int
     moe_inter: int
     residual_streams: int
+    cache_dtype: str = AUTO
 
     @property
     def is_hybrid(self) -> bool:
@@ -95,6 +104,11 @@ class Shape:
     @property
     def sparse(self) -> SparseMla | None:
         return next((layer for layer in self.layers if isinstance(layer, SparseMla)), None)
+
+    @property
+    def has_rungs(self) -> bool:
+        """Whether the runtime patch serves this model with narrower rows: it refuses rotary parts."""
+        return self.sparse is not None and (self.sparse.rank, self.sparse.rope) == (512, 0)
 
 
 def read_shape(config: Config) -> Shape:
@@ -110,6 +124,7 @@ def read_shape(config: Config) -> Shape:
 
 
 def _read_shape(config: Config) -> Shape:
+    config = with_defaults(config)
     text: Config = config.get("text_config") or config
     unknown = why_unknown(config, text)
     if unknown:
@@ -126,28 +141,32 @@ def _read_shape(config: Config) -> Shape:
         draft_layers=tuple(full[-1:] * drafts),
         hidden=_need(text, "hidden_size"),
         vocab=_need(text, "vocab_size"),
-        max_position=_max_position(text),
+        max_position=_max_position(config, text),
         experts_per_token=_count(text, "num_experts_per_tok"),
         moe_inter=_count(text, "moe_intermediate_size") or _count(text, "intermediate_size"),
         residual_streams=_count(text, "hc_mult", 4) if text.get("mhc") else 1,
+        cache_dtype=declared_dtype(config, text, text.get("kv_lora_rank") is not None),
     )
 
 
 # Kinds of RoPE scaling whose factor does not lengthen max_position_embeddings, which tells the scaled length already.
-UNSCALED_ROPE = ("default", "llama3", "longrope", "su", "mrope", "proportional")
+UNSCALED_ROPE = ("default", "llama3", "longrope", "su", "mrope", "proportional", "yarn", "deepseek_yarn")
 
 
-def _max_position(text: Config) -> int:
-    """The longest context that vLLM serves: max_position_embeddings, or what YaRN and its like make of it."""
-    limit = _count(text, "max_position_embeddings", 1 << 20)
+def _max_position(config: Config, text: Config) -> int:
+    """The longest context that vLLM 0.33.0 serves: max_position_embeddings, times a linear or dynamic factor.
+
+    Gemma 3 tells the scaled length. Source: `config/model.py`, `_get_and_verify_max_len`.
+    """
+    limit = _count(text, "max_position_embeddings", _count(text, "model_max_length", 1 << 20))
+    if "gemma3" in str(config.get("model_type")):
+        return limit
     rope = text.get("rope_parameters") or text.get("rope_scaling")
     if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
         return limit
     kind, factor = rope.get("rope_type", rope.get("type")), rope.get("factor", 1.0)
     if kind in (None, *UNSCALED_ROPE) or not isinstance(factor, int | float) or not 1 <= factor < SIZE_MAX:
         return limit
-    if kind == "yarn":
-        limit = _count(rope, "original_max_position_embeddings", limit)
     return int(limit * factor)
 
 
@@ -246,7 +265,16 @@ def _latent(text: Config, index: int) -> Mla | SparseMla:
     if not text.get("index_topk"):
         return Mla(rank, rope)
     pool = int(text.get("index_kpool", 1) or 1)
-    return SparseMla(rank, rope, _need(text, "index_head_dim"), pool, _has_index(text, index))
+    return SparseMla(
+        rank,
+        rope,
+        _need(text, "index_head_dim"),
+        pool,
+        _has_index(text, index),
+        _count(text, "num_attention_heads", 64),
+        _count(text, "qk_nope_head_dim", 128),
+        _need(text, "index_topk"),
+    )
 
 
 def _has_index(text: Config, index: int) -> bool:

@@ -7,6 +7,7 @@ and what that module can hold as it ships (`stock`) and under our runtime patch 
   float     built without a quantization config: floats alone
   dequant   built without one, but its loader turns block FP8 with a 2-D weight_scale_inv back into BF16
   config    whatever the checkpoint's config says of it
+  by 64     as config where both sides of the weight are multiples of 64, else float
   vocab     as config, but the loader refuses scales (rows must be the vocabulary's)
   raw       a bare parameter
 """
@@ -14,10 +15,10 @@ and what that module can hold as it ships (`stock`) and under our runtime patch 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-Holds = Literal["float", "dequant", "config", "vocab", "raw"]
+Holds = Literal["float", "dequant", "config", "by 64", "vocab", "raw"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,15 @@ class Family:
     top_rows: tuple[Row, ...]
     blocks: Mapping[str, str]  # prefix of numbered vision blocks -> vLLM's
     block_rows: tuple[Row, ...]
-    unknown: tuple[str, ...] = ()  # prefixes of towers that no row describes
+    dropped: tuple[str, ...] = ()  # prefixes of tensors that the loader passes over
+    leaves: Mapping[str, str] = field(default_factory=dict)  # leaf -> the leaf that the loader takes it for
+    only_with: Mapping[str, str] = field(
+        default_factory=dict
+    )  # row -> the key of config.json without which it is not
+    bank_biased: bool = False  # experts have biases, which no FP8 bank of compressed-tensors takes
+    listed_as: Mapping[str, str] = field(
+        default_factory=dict
+    )  # part of a module's name -> its name to exclusion lists
 
 
 def same(holds: Holds, patched: Holds, *names: str) -> tuple[Row, ...]:

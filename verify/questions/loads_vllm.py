@@ -86,6 +86,7 @@ class Loader:
     declared: Declaration | None
     trunk_layers: int
     excluded: NameList
+    without: frozenset[str] = frozenset()  # rows that this config's model does not have
 
     @property
     def algos(self) -> Mapping[str, tuple[tuple[str, ...], int | None]]:
@@ -100,11 +101,6 @@ def add(checkpoint: Checkpoint, runtime: str | None, report: Report) -> None:
     report.facts["runtime"] = f"{NAME} with the runtime patch" if loader.patched else f"{NAME} as it ships"
     takers, homeless = assign(checkpoint, loader)
     report.add(*homeless)
-    towers = sum(name.startswith(loader.family.unknown) for name in checkpoint.tensors)
-    if towers:
-        report.leaves_out(
-            f"{NAME}: towers", f"no table of the modules that take {towers:,} tensors of the vision tower"
-        )
     verdicts: dict[str, int] = {}
     for module, (verdict, findings) in _verdicts(takers, loader):
         report.add(*findings)
@@ -123,7 +119,9 @@ def _loader(checkpoint: Checkpoint, runtime: str | None) -> Loader:
     if declared is not None and not _known(declared):
         raise UnaskedError(f"no table of what {NAME} makes of quant_method {declared.method[:60]!r}")
     patched = runtime == "patched" or (runtime is None and _needs_patch(declared))
-    return Loader(family, patched, declared, _trunk_layers(checkpoint), NameList.read(declared))
+    text = checkpoint.config.get("text_config", checkpoint.config)
+    without = frozenset(row for row, key in family.only_with.items() if not text.get(key))
+    return Loader(family, patched, declared, _trunk_layers(checkpoint), NameList.read(declared), without)
 
 
 def _verdicts(takers: list[ModuleInput], loader: Loader) -> Iterator[tuple[str, tuple[str, list[Finding]]]]:
@@ -134,6 +132,11 @@ def modules(checkpoint: Checkpoint, runtime: str | None = None) -> dict[str, str
     """Module of vLLM -> what it becomes: "float", a kind such as "FP8 [128,128]", "refused" or "garbage"."""
     loader = _loader(checkpoint, runtime)
     return {module: word for module, (word, _) in _verdicts(assign(checkpoint, loader)[0], loader)}
+
+
+def homeless(checkpoint: Checkpoint) -> list[str]:
+    """The tensors that no module of vLLM takes."""
+    return [finding.tensor for finding in assign(checkpoint, _loader(checkpoint, None))[1]]
 
 
 def family_of(checkpoint: Checkpoint) -> Family | None:
@@ -191,7 +194,7 @@ def assign(checkpoint: Checkpoint, loader: Loader) -> tuple[list[ModuleInput], l
     takers: dict[str, ModuleInput] = {}
     homeless: list[Finding] = []
     for tensor in checkpoint.tensors.values():
-        if PASSED_OVER.search(tensor.name) or tensor.name.startswith(loader.family.unknown):
+        if PASSED_OVER.search(tensor.name) or tensor.name.startswith(loader.family.dropped):
             continue
         found = _place(tensor.name, loader, rows, blocks, tops)
         if found is None:
@@ -200,7 +203,7 @@ def assign(checkpoint: Checkpoint, loader: Loader) -> tuple[list[ModuleInput], l
         row, module, layer, own, leaf = found
         holds = row.patched if loader.patched else row.stock
         module_input = takers.setdefault(module, ModuleInput(module, holds, layer=layer))
-        module_input.parts.setdefault(row.place, {})[leaf] = tensor
+        module_input.parts.setdefault(row.place, {})[loader.family.leaves.get(leaf, leaf)] = tensor
         module_input.names[row.place] = own
     order = {
         row.place: place for place, row in enumerate((*loader.family.layer_rows, *loader.family.top_rows))
@@ -230,7 +233,7 @@ def _place(
             number, inner = match.groups()
             expert = _EXPERT.search(inner)
             row = table.get(_EXPERT.sub("#", inner))
-            if row is None:
+            if row is None or row.name in loader.without:
                 return None
             if table is rows and int(number) >= loader.trunk_layers:
                 runtime = loader.family.draft
@@ -243,15 +246,24 @@ def judge(module_input: ModuleInput, loader: Loader) -> tuple[str, list[Finding]
     """What the module becomes, in a word, and what its loader would refuse."""
     block = loader.declared.block if loader.declared is not None else None
     kinds = {place: _kind(leaves, block) for place, leaves in module_input.parts.items()}
-    if module_input.holds in ("raw", "float") and _all_floats(kinds):
+    holds = module_input.holds
+    if holds == "by 64":
+        holds = "config" if _by_64(module_input) else "float"
+    if holds in ("raw", "float") and _all_floats(kinds):
         return "float", []
-    if module_input.holds == "float":
+    if holds == "float":
         return "refused", [
             _refuses(module_input, kinds, "floats: the module is built without a quantization config")
         ]
-    if module_input.holds == "dequant":
+    if holds == "dequant":
         return _judge_dequant(module_input, kinds)
     return _judge_config(module_input, kinds, loader)
+
+
+def _by_64(module_input: ModuleInput) -> bool:
+    """Whether every side of the module's weights is a multiple of 64."""
+    weights = [leaves["weight"] for leaves in module_input.parts.values() if "weight" in leaves]
+    return all(side % 64 == 0 for weight in weights for side in weight.shape)
 
 
 def _judge_dequant(module_input: ModuleInput, kinds: dict[str, str]) -> tuple[str, list[Finding]]:
@@ -285,6 +297,8 @@ def _judge_config(
         surplus = [leaf for leaf in tensors if leaf not in (*leaves, "bias", "input_scale")]
         if lacking or wrong_axes or surplus or _kind(tensors, None) in FLOATS:
             expected = f"{algo}: {', '.join(leaves)}" + (f" of {axes} axes" if axes else "")
+            if _is_biased_bank(module_input, loader, algo):
+                return "refused", [_refuses(module_input, kinds, "a bank of FP8 experts without biases")]
             if _all_floats(kinds) and algo in CAST_SILENTLY:
                 return "garbage", [_garbage(module_input, kinds, expected)]
             return "refused", [_refuses(module_input, kinds, expected)]
@@ -294,6 +308,10 @@ def _judge_config(
     if block is not None and algo in ("fp8", "fp8-grid") and not _divides(module_input, block):
         return "refused", [_refuses(module_input, kinds, f"rows of fused parts in multiples of {block[0]}")]
     return next(iter(kinds.values())), []
+
+
+def _is_biased_bank(module_input: ModuleInput, loader: Loader, algo: str) -> bool:
+    return loader.family.bank_biased and algo in COMPRESSED_ALGOS and ".experts." in module_input.module
 
 
 def _divides(module_input: ModuleInput, block: tuple[int, int]) -> bool:
@@ -336,6 +354,8 @@ def _resolve(module_input: ModuleInput, loader: Loader) -> tuple[str, str]:
 
 def _excluded(own: str, module: str, loader: Loader, declared: Declaration) -> bool:
     """Whether vLLM takes a part for excluded. `own`: its module in the checkpoint, `module`: in vLLM."""
+    for part, listed in loader.family.listed_as.items():
+        own, module = own.replace(part, listed), module.replace(part, listed)
     parent = module.rpartition(".")[0]
     shard = f"{parent}.{own.rpartition('.')[2]}"
     if declared.method == "fp8":

@@ -101,7 +101,8 @@ def _heat_axes(axes: Axes, families: Sequence[Family], layers: Sequence[int | No
         axes.set_ylim(len(families), 0)
         axes.set_xticks(ticks, labels)
         axes.set_yticks(places, names)
-        axes.set_xlabel("layer (of the vision tower: block)", loc="left")
+        tower = any("vision" in family.name for family in families)
+        axes.set_xlabel("layer (of the vision tower: block)" if tower else "layer", loc="left")
     else:
         axes.set_xlim(0, len(families))
         axes.set_ylim(length, 0)

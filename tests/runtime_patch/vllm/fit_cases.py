@@ -1,4 +1,4 @@
-"""240 random models and flags over the families that `verify fit` plans, as config.json spells them.
+"""330 random models and flags over the families that `verify fit` plans, as config.json spells them, and 23 published.
 
 Sizes that memory does not look at are small, so that the real classes are built in seconds on the meta device.
 """
@@ -11,6 +11,8 @@ from dataclasses import asdict
 from typing import Any
 
 from shardmill.verify.fit.preset import ROW_BYTES, Preset
+from tests.runtime_patch.vllm.fit_dtypes import dtype_cases
+from tests.runtime_patch.vllm.fit_published import published_cases
 from tests.runtime_patch.vllm.glm_case import glm_config
 
 Config = dict[str, Any]
@@ -368,4 +370,7 @@ def random_case(index: int) -> dict[str, Any]:
 
 
 def cases() -> list[dict[str, Any]]:
-    return [random_case(i) for i in range(CASES + EXTRA_CASES + POOLED_CASES)]
+    count = CASES + EXTRA_CASES + POOLED_CASES
+    more = dtype_cases(FAMILIES | EXTRA, tuple(CARDS), count)
+    made = [*(random_case(i) for i in range(count)), *more]
+    return [*made, *published_cases(tuple(CARDS), len(made))]

@@ -81,7 +81,9 @@ def answer(job, case, folder):
     """The planner's numbers for one case, or why vLLM cannot serve it."""
     from vllm.config import set_current_vllm_config
     from vllm.platforms import current_platform
+    from vllm.v1.attention import selector
 
+    selector._cached_get_attn_backend.cache_clear()  # its key leaves out index_topk, which decides too
     write_config(folder, case)
     config = engine_config(job, folder, case["preset"])
     with set_current_vllm_config(config):

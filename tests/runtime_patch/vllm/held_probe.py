@@ -31,7 +31,7 @@ def tensors_of(folder, stack):
 def verdict(folder, job, first):
     from vllm.config import set_current_vllm_config
 
-    engine = {"max_model_len": 512, "kv_cache_dtype": "auto", "limit_mm_per_prompt": {"image": 0, "video": 0}}
+    engine = {"max_model_len": 512, "kv_cache_dtype": "auto", "limit_mm_per_prompt": {"image": 1, "video": 0}}
     try:
         config = probe.engine_config({"checkpoint": folder, "engine": engine})
         with set_current_vllm_config(config), ExitStack() as stack:

@@ -23,6 +23,7 @@ KINDS = (
         "deepseek_v3",
         "deepseek_v2",
         "glm4_moe",
+        "minimax_m2",
     ),
     *(
         "granitemoe",
@@ -37,6 +38,7 @@ KINDS = (
         "granite",
     ),
     *("olmo2", "smollm3", "seed_oss", "glm4", "gemma3", "qwen2_5_vl", "qwen3_vl"),
+    *("mistral3", "gpt_oss"),
 )
 CODES = ("float8_e4m3fn", "uint8")
 COMPUTED = re.compile(r"\.attn\.\w+$")  # scales of the KV cache, which have a default

@@ -1,4 +1,4 @@
-"""`verify fit` plans the KV cache as the real vLLM 0.33.0 does, or refuses: 240 random models, three cards."""
+"""`verify fit` plans as the real vLLM 0.33.0 does, or refuses: 330 random models and 23 published ones, three cards."""
 
 from __future__ import annotations
 
@@ -34,10 +34,9 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
 @pytest.mark.parametrize("index", range(len(CASES)))
 def test_fit_plans_as_vllm_does(index: int, planned: dict[str, dict[str, Any]]) -> None:
     found = planned[str(index)]
-    if "error" in found:
-        pytest.skip(f"vLLM does not plan it either: {found['error']}")
     mine = fit_record.ours(CASES[index])
-    if isinstance(mine, str):
+    if isinstance(mine, str) or "error" in found:
+        assert isinstance(mine, str), found["error"]
         assert "planned" in mine
     else:
         assert mine == {name: found[name] for name in fit_record.COMPARED}
@@ -45,4 +44,4 @@ def test_fit_plans_as_vllm_does(index: int, planned: dict[str, dict[str, Any]]) 
 
 def test_vllm_plans_nearly_all_of_them(planned: dict[str, dict[str, Any]]) -> None:
     """What vLLM itself cannot build here proves nothing, and must stay rare."""
-    assert sum("error" in found for found in planned.values()) <= 10
+    assert sum("error" in found for found in planned.values()) <= 25

@@ -12,7 +12,7 @@ import pytest
 from tests.runtime_patch.vllm.conftest import Case
 from tests.runtime_patch.vllm.loads_compare import KINDS, differences
 from tests.verify.loaders.architectures import config_of
-from tests.verify.loaders.cases import PROFILES, Edit, with_edit
+from tests.verify.loaders.cases import PROFILES, Edit, as_published, with_edit
 from tests.verify.loaders.held import save
 from tests.verify.loaders.record import build
 
@@ -36,12 +36,21 @@ def make(home: Path) -> None:
         if "text_config" in config:
             config["text_config"] |= own
         parent = save(config, home / kind, seed=1)
+        publish(parent / "model.safetensors")
         for profile in PROFILES:
             for edit in EDITS:
                 child = home / f"{kind}-{profile}-{edit.name.replace(' ', '-')}"
                 build(parent, child, profile)
                 built = json.loads((child / "config.json").read_text())
                 (child / "config.json").write_text(json.dumps(with_edit(built, edit)))
+
+
+def publish(file: Path) -> None:
+    """The file with the names that such a model was published with."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = {as_published(name): tensor for name, tensor in load_file(file).items()}
+    save_file(tensors, file, {"format": "pt"})
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardmill.verify.accept.gates import Gate, judge_mean, judge_median, judge_proportion, judge_value
-from tests.verify.accept.coverage import ALLOWED, claims, share, speed_share
+from tests.verify.accept.coverage import ALLOWED, claims, meets, share, speed_share
 
 pytest.importorskip("scipy", reason="the gates need the extra `accept`")
 
@@ -36,6 +36,18 @@ def test_a_server_at_the_limit_hardly_ever_passes(name, count, correlation):
 def test_a_server_well_inside_the_limit_passes_with_two_dozen_documents(name):
     claim = CLAIMS[name]
     assert share(claim, claim.inside, 24, 0.0, 40, seed=6) >= 0.9
+
+
+@given(
+    hits=st.lists(st.integers(0, 60), min_size=10, max_size=40),
+    limit=st.sampled_from([0.3, 0.6, 0.95]),
+)
+def test_a_server_whose_own_figure_misses_the_limit_never_passes(hits, limit):
+    """What `share` leaves out of the simulation, since it needs no judging."""
+    sizes, gate = [60] * len(hits), Gate("x", at_least=limit)
+    if not meets(gate, sum(hits) / sum(sizes)):
+        assert judge_proportion(gate, hits, sizes).outcome != "PASS"
+        assert judge_mean(gate, hits, sizes, positive=True).outcome != "PASS"
 
 
 def test_a_limit_of_two_percent_needs_more_than_two_dozen_documents():

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from shardmill.verify.accept.commands import accept
 from shardmill.verify.accept.identity import Identity
 from shardmill.verify.accept.items import list_items
-from shardmill.verify.accept.protocol import read_protocol
+from shardmill.verify.accept.protocol import ProtocolError, read_protocol
 from shardmill.verify.accept.rows import Row
 from shardmill.verify.accept.runs import request_digest, start_run
 from shardmill.verify.accept.tokens import Tokens, text_key, write_tokens
@@ -232,6 +232,13 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "a failure of no kind": (set_(failure="tired"), "'failure': expected"),
     "a kind of no kind": (set_(kind="scores"), "'kind': expected"),
     "an id that is a list": (set_(id=["a"]), "'id': expected a text"),
+    "a token twice": (
+        lambda row: entries(row)[5].update(
+            {f"0{next(iter(entries(row)[5]))}": {"logprob": -9.0, "rank": 30}}
+        ),
+        "entry 5 shows one token twice",
+    ),
+    "counters beyond any count": (set_(counters={"drafts": 1e300}), "'counters': expected"),
     "counters that are text": (set_(counters={"drafts": "5"}), "'counters': expected"),
     "another server": (set_(identity="0" * 64), "was answered by another server"),
     "another request": (set_(request="0" * 64), "the answer to another request"),
@@ -311,6 +318,9 @@ def test_a_file_that_record_did_not_write_is_refused_by_name(bench, name):
     [
         ("model", ["m"]),
         ("max_model_len", "4096"),
+        ("max_model_len", 1),
+        ("max_model_len", -7),
+        ("max_model_len", 10**30),
         ("max_model_len", True),
         ("flags", {"a": 1}),
         ("rung", None),
@@ -339,6 +349,37 @@ def test_a_failure_that_was_asked_again_counts_by_its_last_row(bench):
     rows = rows_of(test)
     write(test, [{**rows[0], "answer": None, "failure": "timeout"}, *rows])
     assert bench.compare(base, test).exit_code == 0
+
+
+def test_rows_that_are_a_folder_are_refused(bench):
+    base, test = bench.run("a"), bench.run("b")
+    (test / "rows.jsonl").unlink()
+    (test / "rows.jsonl").mkdir()
+    result = bench.compare(base, test)
+    assert (result.exit_code, "rows.jsonl: not a file" in result.output) == (2, True)
+
+
+def test_tokens_of_another_tokenizer_than_the_runs_are_refused(bench):
+    base, test = bench.run("a"), bench.run("b")
+    tokens = json.loads((bench.folder / "t.json").read_text())
+    tokens["ids"] = {key: [token + 1 for token in ids] for key, ids in tokens["ids"].items()}
+    (bench.folder / "t.json").write_text(json.dumps(tokens))
+    result = bench.compare(base, test)
+    assert (result.exit_code, f"{base}: was asked other tokens than these" in result.output) == (2, True)
+
+
+@pytest.mark.parametrize("variant", ["a", "b"])
+def test_a_variant_is_a_recording_of_its_own(bench, variant):
+    base, test = bench.run("a"), bench.run("b")
+    result = bench.compare(base, test, "--variant", str(bench.folder / variant))
+    assert (result.exit_code, "are one recording" in result.output) == (2, True)
+
+
+@pytest.mark.parametrize("sentence", ["no number", "{0} {x}", "{number:>999999999}"])
+def test_a_needle_without_its_number_is_refused(tmp_path, sentence):
+    (tmp_path / "p.toml").write_text(f'name = "x"\n[probes]\nneedle_sentence = "{sentence}"\n')
+    with pytest.raises(ProtocolError, match=r"p\.toml: probes\.needle_sentence must hold"):
+        read_protocol(str(tmp_path / "p.toml"))
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,7 @@ ARCHITECTURES: dict[str, Config] = {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
         "rotary_dim": 64,
+        "use_routing_bias": True,
         "use_qk_norm": False,
         "scoring_func": "sigmoid",
     },

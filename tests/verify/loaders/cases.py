@@ -85,6 +85,13 @@ def headers_of(folder: Path) -> dict[str, str]:
     }
 
 
+def as_published(name: str) -> str:
+    """A name as Gemma 3 was published; transformers 5.24 saves its tower without the `vision_model` between."""
+    for part in ("embeddings.", "encoder.", "post_layernorm.", "head."):
+        name = name.replace(f"vision_tower.{part}", f"vision_tower.vision_model.{part}")
+    return name
+
+
 def with_edit(config: Config, edit: Edit) -> Config:
     """The config with its exclusion list edited."""
     quantization = dict(config["quantization_config"])
@@ -108,6 +115,7 @@ __all__ = [
     "MODELS",
     "PROFILES",
     "Edit",
+    "as_published",
     "edits",
     "fold",
     "headers_of",

@@ -8,17 +8,19 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shardmill.verify.formats.transformers_modules import ARCHITECTURES
+from shardmill.verify.questions import loads_vllm
 from shardmill.verify.questions.loads_transformers import Held, hold
 from shardmill.verify.reading.checkpoint import Checkpoint
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.reading.source import Folder
-from tests.verify.loaders.cases import Edit, outcome, unfold, with_edit
+from tests.verify.loaders.cases import Edit, as_published, outcome, unfold, with_edit
 
 RECORD = Path(__file__).with_name("recorded.json")
 ROWS: list[dict[str, Any]] = json.loads(RECORD.read_text())
@@ -51,6 +53,19 @@ def test_what_becomes_of_every_weight_is_what_transformers_did(row: dict[str, An
     for found, held in cases(row):
         real = {key: value for key, value in found.items() if key not in ("edit", "said")}
         assert predicted(held) == real, found["edit"]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[f"{row['name']}-{row['profile']}" for row in ROWS])
+def test_every_tensor_has_a_module_of_vllm_where_both_tables_hold_the_architecture(
+    row: dict[str, Any],
+) -> None:
+    checkpoint = checkpoint_of(row, row["config"] | {"use_routing_bias": True})  # as MiniMax-M2 is published
+    named = [replace(tensor, name=as_published(tensor.name)) for tensor in checkpoint.tensors.values()]
+    checkpoint.tensors = {tensor.name: tensor for tensor in named}
+    if loads_vllm.family_of(checkpoint) is None:
+        assert row["config"]["model_type"] == "ministral"
+        return
+    assert loads_vllm.homeless(checkpoint) == []
 
 
 def test_whatever_transformers_loads_wrongly_without_an_error_is_a_finding() -> None:

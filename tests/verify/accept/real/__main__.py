@@ -60,7 +60,7 @@ def served(python: str, model: Path, log: Path):
 
 
 def wait(process: subprocess.Popen, log: Path) -> None:
-    for _ in range(300):
+    for _ in range(900):  # a loaded machine starts a server slowly
         if process.poll() is not None:
             raise SystemExit(f"the server ended: see {log}")
         try:
@@ -68,7 +68,7 @@ def wait(process: subprocess.Popen, log: Path) -> None:
             return
         except (urllib.error.URLError, OSError):
             time.sleep(1)
-    raise SystemExit(f"the server did not start within five minutes: see {log}")
+    raise SystemExit(f"the server did not start within fifteen minutes: see {log}")
 
 
 def main(folder: Path, python: str) -> None:

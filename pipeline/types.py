@@ -150,6 +150,15 @@ class LeftFile:
     bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """A shard of the parent that a build has removed, its children being whole."""
+
+    head: Path  # a file of its header and size, without its data
+    stat: Stat  # that it had
+    is_pinned: bool  # every byte of it was known to be the lock's
+
+
 @dataclass(frozen=True)
 class Parent:
     """A parent checkpoint as its headers declare it. Tensor names are unique over all shards."""

@@ -35,7 +35,8 @@ from shardmill.pipeline.run.cores import WORKERS_MAX, usable_workers
 from shardmill.pipeline.run.prepare import prepare
 from shardmill.pipeline.run.sole_owner import refuse_shared
 from shardmill.pipeline.run.unchanged import is_unchanged
-from shardmill.pipeline.stages.job import Settings, Watch
+from shardmill.pipeline.stages.job import Prepared, Settings, Watch
+from shardmill.pipeline.types import Consumed
 
 if TYPE_CHECKING:
     from shardmill.pipeline.publish.facts import Place
@@ -125,51 +126,62 @@ def build(
     Example: shardmill build -c pipeline.toml --parent /data/parent --out /data/out
     """
     started = time.monotonic()
-    if kernel == "numba" and importlib.util.find_spec("numba") is None:
-        raise click.UsageError("--kernel numba needs numba: pip install numba, or leave --kernel out")
     if kernel == "numba":
         _refuse_broken_numba()
-    loaded, lock = load_recipe(recipe), load_lock(lock_path(recipe))
     settings = Settings(workers, kernel, sha256, passthrough, paranoid, strict, scheduler, consume_parent)
-    if consume_parent and (not isinstance(out, Path) or scheduler or passthrough == "hardlink"):
-        raise click.UsageError(
-            "--consume-parent goes with a folder as --out, and not with --scheduler or --passthrough hardlink"
-        )
+    _refuse_options(settings, out, create or private or bool(message))
+    loaded, lock = load_recipe(recipe), load_lock(lock_path(recipe))
     if not isinstance(out, Path):
         prepared = prepare(loaded, parent, lock, paranoid)
         _refuse_other_key(prepared.plan.key, expect_key)
         build_into_hub(prepared, out, (create, private, message), settings, as_json)
         return
-    if create or private or message:
-        raise click.UsageError(
-            "--create, --private and --message go with --out hf://org/name; leave them out"
-        )
-    if (
-        expect_key is None
-        and not strict
-        and not consume_parent
-        and is_unchanged(loaded, parent, out, settings, lock)
-    ):
+    trusting = expect_key is None and not strict and not consume_parent
+    if trusting and is_unchanged(loaded, parent, out, settings, lock):
         done = _nothing(out) if as_json else _Done(made={})
     else:
-        consumed = Records(Store(out)).load() if consume_parent else None
-        prepared = prepare(loaded, parent, lock, paranoid, consumed)
+        prepared = prepare(loaded, parent, lock, paranoid, _consumed(out) if consume_parent else None)
         _refuse_other_key(prepared.plan.key, expect_key)
         if consume_parent:
             refuse_shared(prepared.parent, lock, lock_path(recipe))
-        with meter(quiet=as_json or is_quiet()) as progress:
-            for line in missed(prepared.parent.left):
-                tell(line)
-            summary = run.build(prepared, out, settings, Watch(progress.advance), progress.begin, tell)
-        done = _facts(summary)
+        done = _built(prepared, out, settings, quiet=as_json or is_quiet())
     seconds = time.monotonic() - started
     if as_json:
         show_json("build", {**_as_json(done), "seconds": round(seconds, 3)})
     else:
         _show(done, out, seconds)
-        words = ["shardmill", "verify", "all", str(out)]
-        words += [] if consume_parent else ["--parent", place_of(parent)]
-        click.echo(f"Next:  {shlex.join(words)}")
+        _show_next(out, None if consume_parent else parent)
+
+
+def _show_next(out: Path, parent: Path | None) -> None:
+    words = ["shardmill", "verify", "all", str(out)]
+    words += ["--parent", place_of(parent)] if parent else []
+    click.echo(f"Next:  {shlex.join(words)}")
+
+
+def _consumed(out: Path) -> dict[str, Consumed]:
+    """The parent's shards that an earlier run has removed."""
+    return Records(Store(out)).load()
+
+
+def _built(prepared: Prepared, out: Path, settings: Settings, quiet: bool) -> _Done:
+    with meter(quiet) as progress:
+        for line in missed(prepared.parent.left):
+            tell(line)
+        return _facts(run.build(prepared, out, settings, Watch(progress.advance), progress.begin, tell))
+
+
+def _refuse_options(settings: Settings, out: Path | Place, wants_hub: bool) -> None:
+    """Raises UsageError where options do not go together."""
+    is_folder = isinstance(out, Path)
+    if settings.consume and (not is_folder or settings.scheduler or settings.passthrough == "hardlink"):
+        raise click.UsageError(
+            "--consume-parent goes with a folder as --out, and not with --scheduler or --passthrough hardlink"
+        )
+    if wants_hub and is_folder:
+        raise click.UsageError(
+            "--create, --private and --message go with --out hf://org/name; leave them out"
+        )
 
 
 def _refuse_other_key(key: str, expected: str | None) -> None:
@@ -178,6 +190,8 @@ def _refuse_other_key(key: str, expected: str | None) -> None:
 
 
 def _refuse_broken_numba() -> None:
+    if importlib.util.find_spec("numba") is None:
+        raise click.UsageError("--kernel numba needs numba: pip install numba, or leave --kernel out")
     from shardmill.kernels.block_fp8 import why_no_numba
 
     if why := why_no_numba():

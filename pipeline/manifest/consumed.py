@@ -8,7 +8,6 @@ children that are whole already can be had from it.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from shardmill.pipeline.container.atomic import whole_file, write_whole
@@ -16,16 +15,7 @@ from shardmill.pipeline.container.filesystem import sync_folder
 from shardmill.pipeline.manifest.digest import canonical
 from shardmill.pipeline.manifest.state import parse_stats, read_object
 from shardmill.pipeline.manifest.store import Store
-from shardmill.pipeline.types import Stat
-
-
-@dataclass(frozen=True, slots=True)
-class Consumed:
-    """A shard of the parent that is gone."""
-
-    head: Path  # a file of its header and size, without its data
-    stat: Stat  # that it had
-    is_pinned: bool  # every byte of it was known to be the lock's
+from shardmill.pipeline.types import Consumed, Stat
 
 
 class Records:

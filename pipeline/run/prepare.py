@@ -7,7 +7,6 @@ from pathlib import Path
 
 from shardmill.pipeline.container.hub import origin_of, other_commit
 from shardmill.pipeline.errors import PlanError, RecipeError
-from shardmill.pipeline.manifest.consumed import Consumed
 from shardmill.pipeline.manifest.lock import Lock
 from shardmill.pipeline.plan.plan import make_plan
 from shardmill.pipeline.recipe.tables import Recipe
@@ -17,6 +16,7 @@ from shardmill.pipeline.run.unchanged import inputs_now
 from shardmill.pipeline.stages import STAGES
 from shardmill.pipeline.stages.dag import Dag, arrange, unknown_options
 from shardmill.pipeline.stages.job import Checkpoint, Prepared, Products
+from shardmill.pipeline.types import Consumed
 
 _TAKEN = ("parent", "assignments", "receipt", "index")  # products of stages that the run uses
 

@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 
 from shardmill.pipeline.container.files import Buffers, Sink, Source
 from shardmill.pipeline.errors import BuildError
-from shardmill.pipeline.manifest.consumed import Consumed
 from shardmill.pipeline.manifest.lock import Lock
 from shardmill.pipeline.manifest.records import Receipt
 from shardmill.pipeline.plan.types import Assignment, Piece, Plan, ShardPlan
 from shardmill.pipeline.recipe.tables import Recipe
 from shardmill.pipeline.stages.dag import Dag
-from shardmill.pipeline.types import Parent, TensorRef
+from shardmill.pipeline.types import Consumed, Parent, TensorRef
 
 Passthrough = Literal["copy", "reflink", "hardlink"]
 

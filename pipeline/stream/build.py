@@ -139,7 +139,7 @@ class _Build:
         return self._finished([known[shard.file] for shard in shards], operations, made)
 
     def _known(self, shards: Sequence[ShardPlan]) -> dict[str, Staged]:
-        """What is known of shards: noted here, or told by the manifest on the branch."""
+        """What is known of shards: noted here, or in the manifest on the branch."""
         if self.shop.settings.paranoid:
             return {}
         noted = {shard.file: staged for shard in shards if (staged := self.shop.notes.of(shard))}

@@ -79,6 +79,7 @@ def weights(parent: Path) -> set[str]:
 def test_the_checkpoint_is_that_of_an_ordinary_build_and_the_parents_shards_are_gone(
     parent: Path, out: Path, ordinary: dict[str, bytes]
 ) -> None:
+    """What is published does not tell how the parent was treated, and a second call finds nothing to do."""
     result = run(parent, out, "--consume-parent")
     assert result.exit_code == 0, result.output
     assert published(out) == ordinary
@@ -92,6 +93,7 @@ def test_the_checkpoint_is_that_of_an_ordinary_build_and_the_parents_shards_are_
 def test_the_disk_holds_one_shard_more_than_the_parent_at_most(
     parent: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Parent and children together never exceed the parent by more than 1.1 of its largest shard."""
     sizes = {name: (parent / name).stat().st_size for name in FILES}
     most = [0]
     make = schedule.make_shards
@@ -125,6 +127,7 @@ def all_whole(parent: Path, out: Path, sizes: dict[str, int], ordinary: dict[str
 def test_cut_at_any_effect_the_same_command_goes_on(
     parent: Path, out: Path, ordinary: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Wherever the process ends, the parent's shard or its child is whole, and no byte of the result changes."""
     kept = Path(shutil.copytree(parent, tmp_path / "kept"))
     sizes = {name: (kept / name).stat().st_size for name in FILES}
 
@@ -155,6 +158,7 @@ def test_cut_at_any_effect_the_same_command_goes_on(
 def test_a_child_that_the_disk_gives_back_otherwise_leaves_the_parent_alone(
     parent: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Read-back comes before removal."""
     leave = consume._leave_cache
 
     def spoiled(path: Path) -> None:
@@ -192,6 +196,7 @@ def half_consumed(parent: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_no_other_build_sweeps_a_consumed_parents_children_away(
     parent: Path, out: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], change: bool, says: str
 ) -> None:
+    """Staged children are then all that is left of the parent, so nothing removes them."""
     half_consumed(parent, out, monkeypatch)
     staged = sorted((out / ".shardmill/staging").iterdir())
     recipe = RECIPE.replace("block = [4, 4]", "block = [8, 8]") if change else RECIPE
@@ -203,6 +208,7 @@ def test_no_other_build_sweeps_a_consumed_parents_children_away(
 def test_a_build_of_another_parent_refuses_that_output_folder(
     parent: Path, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The same holds where the output folder is given another parent."""
     half_consumed(parent, out, monkeypatch)
     staged = sorted((out / ".shardmill/staging").iterdir())
     result = run(write_parent(tmp_path / "other"), out)
@@ -213,6 +219,7 @@ def test_a_build_of_another_parent_refuses_that_output_folder(
 def test_a_lost_child_is_made_again_once_the_parents_shard_is_back(
     parent: Path, out: Path, ordinary: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What is lost is named, and one file brought back is enough."""
     kept = Path(shutil.copytree(parent, tmp_path / "kept"))
     half_consumed(parent, out, monkeypatch)
     gone = sorted(set(FILES) - weights(parent))
@@ -258,6 +265,7 @@ def no_lock(parent: Path, out: Path) -> None:
 def test_a_parent_that_others_may_use_is_refused(
     parent: Path, out: Path, shared: Callable[[Path, Path], None], says: str
 ) -> None:
+    """A link, a second name or a second lock says that somebody else may read the parent."""
     shared(parent, out)
     result = run(parent, out, "--consume-parent")
     assert isinstance(result.exception, BuildError)
@@ -285,6 +293,7 @@ def test_what_does_not_go_with_it_is_a_usage_error(parent: Path, out: Path, word
 
 
 def test_a_strict_build_refuses_before_it_removes(parent: Path, tmp_path: Path) -> None:
+    """A shard that a strict build refuses stays."""
     path = parent / SHARDS[1]
     header = read_header(path, path.name)
     ref = next(each for each in header.tensors if each.name == "model.embed.weight")

@@ -67,6 +67,7 @@ def weights_in(folder: Path) -> int:
 
 
 def test_the_hub_shows_what_a_folder_would_hold(hub: Hub, parent: Path, tmp_path: Path, cache: Path) -> None:
+    """Byte for byte, with the unchanged shards copied by the server and each rewritten one sent once."""
     build(parent, tmp_path / "near")
     add_parent(hub, parent)
     facts = told(tmp_path, parent, "--create")
@@ -81,6 +82,7 @@ def test_the_hub_shows_what_a_folder_would_hold(hub: Hub, parent: Path, tmp_path
 def test_from_hub_to_hub_neither_checkpoint_is_here(
     hub: Hub, parent: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One worker never has more than one shard here, and after the build there is none."""
     place = add_parent(hub, parent)
     build(parent, tmp_path / "near")
     seen = []
@@ -98,6 +100,7 @@ def test_from_hub_to_hub_neither_checkpoint_is_here(
 
 
 def test_a_second_build_sends_and_reads_nothing(hub: Hub, parent: Path, tmp_path: Path) -> None:
+    """Not a byte of the parent is fetched again."""
     place = add_parent(hub, parent)
     first = told(tmp_path, place, "--create")
     sent, calls = hub.sent_bytes, len(hub.calls)
@@ -111,6 +114,7 @@ def test_a_second_build_sends_and_reads_nothing(hub: Hub, parent: Path, tmp_path
 def test_without_its_notes_a_build_believes_the_branchs_manifest(
     hub: Hub, parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A commit of a hub can't change, so its manifest needs no proof by the parent's bytes."""
     place = add_parent(hub, parent)
     told(tmp_path, place, "--create")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
@@ -120,6 +124,7 @@ def test_without_its_notes_a_build_believes_the_branchs_manifest(
 def test_a_changed_recipe_makes_and_sends_only_the_shards_that_it_changes(
     hub: Hub, parent: Path, tmp_path: Path
 ) -> None:
+    """A build into a hub is as incremental as one into a folder."""
     place = add_parent(hub, parent)
     told(tmp_path, place, "--create")
     sent = dict(hub.sent)
@@ -137,6 +142,7 @@ def test_a_changed_recipe_makes_and_sends_only_the_shards_that_it_changes(
 def test_what_the_hub_does_not_copy_is_sent(
     hub: Hub, parent: Path, tmp_path: Path, why: str, far: bool
 ) -> None:
+    """Other regions, no Xet, no parent there: the result is the same, and no shard is sent twice."""
     hub.regions_differ = why == "regions"
     place = add_parent(hub, parent, xet=why != "no xet")
     if why == "no parent":
@@ -174,6 +180,7 @@ def test_a_parent_that_is_not_what_the_hub_states_is_refused(hub: Hub, parent: P
 def test_what_a_hub_can_do_nothing_with_is_refused(
     hub: Hub, parent: Path, tmp_path: Path, words: list[str]
 ) -> None:
+    """The hub is not even asked."""
     result = run(tmp_path, parent, "--create", *words)
     assert result.exit_code == 1
     assert f"does without {words[0]}" in str(result.exception)

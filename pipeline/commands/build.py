@@ -16,16 +16,17 @@ from shardmill.pipeline.commands.build_hub import build_into_hub, hub_or_folder_
 from shardmill.pipeline.commands.options import (
     is_quiet,
     json_option,
+    lossless_option,
     paranoid_option,
     parent_option,
     recipe_option,
     show_json,
+    source_option,
     tell,
 )
 from shardmill.pipeline.commands.printable import printable
 from shardmill.pipeline.commands.progress import counted, human, meter
-from shardmill.pipeline.commands.recipe import load_recipe
-from shardmill.pipeline.container.hub import place_of
+from shardmill.pipeline.commands.recipe import load_recipe, parent_words
 from shardmill.pipeline.container.side_files import missed
 from shardmill.pipeline.manifest.consumed import Records
 from shardmill.pipeline.manifest.lock import load_lock, lock_path
@@ -34,9 +35,9 @@ from shardmill.pipeline.run import build as run
 from shardmill.pipeline.run.cores import WORKERS_MAX, usable_workers
 from shardmill.pipeline.run.prepare import prepare
 from shardmill.pipeline.run.sole_owner import refuse_shared
+from shardmill.pipeline.run.sources import folders_of
 from shardmill.pipeline.run.unchanged import is_unchanged
 from shardmill.pipeline.stages.job import Prepared, Settings, Watch
-from shardmill.pipeline.types import Consumed
 
 if TYPE_CHECKING:
     from shardmill.pipeline.publish.facts import Place
@@ -60,6 +61,7 @@ class Workers(click.ParamType[int]):
 @click.command()
 @recipe_option
 @parent_option
+@source_option
 @hub_or_folder_option
 @click.option(
     "--workers",
@@ -99,11 +101,13 @@ class Workers(click.ParamType[int]):
     help="REMOVE each of the parent's shards once all that is made from it is whole and read back; for one disk. "
     "Needs a lock (`shardmill pin`) and a parent that nobody else uses.",
 )
+@lossless_option
 @paranoid_option
 @json_option
 def build(
     recipe: Path,
     parent: Path,
+    sources: tuple[tuple[str, Path], ...],
     out: Path | Place,
     workers: int,
     kernel: str,
@@ -116,6 +120,7 @@ def build(
     private: bool,
     message: str | None,
     consume_parent: bool,
+    lossless: bool,
     paranoid: bool,
     as_json: bool,
 ) -> None:
@@ -128,40 +133,37 @@ def build(
     started = time.monotonic()
     if kernel == "numba":
         _refuse_broken_numba()
-    settings = Settings(workers, kernel, sha256, passthrough, paranoid, strict, scheduler, consume_parent)
+    settings = Settings(
+        workers, kernel, sha256, passthrough, paranoid, strict, lossless, scheduler, consume_parent
+    )
     _refuse_options(settings, out, create or private or bool(message))
     loaded, lock = load_recipe(recipe), load_lock(lock_path(recipe))
+    folders = folders_of(loaded, dict(sources))
     if not isinstance(out, Path):
-        prepared = prepare(loaded, parent, lock, paranoid)
+        prepared = prepare(loaded, parent, lock, paranoid, folders)
         _refuse_other_key(prepared.plan.key, expect_key)
         build_into_hub(prepared, out, (create, private, message), settings, as_json)
         return
-    trusting = expect_key is None and not strict and not consume_parent
-    if trusting and is_unchanged(loaded, parent, out, settings, lock):
+    as_last_time = expect_key is None and not (strict or lossless or consume_parent)
+    if as_last_time and is_unchanged(loaded, parent, out, settings, lock, folders):
         done = _nothing(out) if as_json else _Done(made={})
     else:
-        prepared = prepare(loaded, parent, lock, paranoid, _consumed(out) if consume_parent else None)
+        consumed = Records(Store(out)).load() if consume_parent else None
+        prepared = prepare(loaded, parent, lock, paranoid, folders, consumed)
         _refuse_other_key(prepared.plan.key, expect_key)
         if consume_parent:
             refuse_shared(prepared.parent, lock, lock_path(recipe))
         done = _built(prepared, out, settings, quiet=as_json or is_quiet())
+    _report(done, out, [] if consume_parent else parent_words(parent, folders), started, as_json)
+
+
+def _report(done: _Done, out: Path, parents: list[str], started: float, as_json: bool) -> None:
     seconds = time.monotonic() - started
     if as_json:
         show_json("build", {**_as_json(done), "seconds": round(seconds, 3)})
-    else:
-        _show(done, out, seconds)
-        _show_next(out, None if consume_parent else parent)
-
-
-def _show_next(out: Path, parent: Path | None) -> None:
-    words = ["shardmill", "verify", "all", str(out)]
-    words += ["--parent", place_of(parent)] if parent else []
-    click.echo(f"Next:  {shlex.join(words)}")
-
-
-def _consumed(out: Path) -> dict[str, Consumed]:
-    """The parent's shards that an earlier run has removed."""
-    return Records(Store(out)).load()
+        return
+    _show(done, out, seconds)
+    click.echo(f"Next:  {shlex.join(['shardmill', 'verify', 'all', str(out), *parents])}")
 
 
 def _built(prepared: Prepared, out: Path, settings: Settings, quiet: bool) -> _Done:

@@ -19,7 +19,7 @@ from shardmill.pipeline.manifest.records import Receipt
 from shardmill.pipeline.manifest.state import Memory
 from shardmill.pipeline.manifest.store import Store
 from shardmill.pipeline.plan.types import ShardPlan
-from shardmill.pipeline.run.publish import input_digests, is_pinned, receipt_before, refuse_odd
+from shardmill.pipeline.run.publish import input_digests, is_pinned, receipt_before, refuse_losses, refuse_odd
 from shardmill.pipeline.run.resume import holds_receipt
 from shardmill.pipeline.run.schedule import make_shards
 from shardmill.pipeline.run.stale import Verdict
@@ -95,7 +95,7 @@ class Consumer:
             file for shard in self.prepared.plan.shards if shard.file in still_open for file in shard.inputs
         }
         kept = needed | set(parent.replaced) | set(parent.consumed)
-        return [each for each in parent.headers if each.shard not in kept]
+        return [each for each in parent.own_headers if each.shard not in kept]
 
     def _refuse_full_disk(self, ordered: Sequence[ShardPlan]) -> None:
         """Raises BuildError where the most that shards take beyond what is freed is more than the disk has."""
@@ -129,6 +129,8 @@ class Consumer:
             receipts = [self._receipt(shard) for shard in children]
             if self.settings.strict:
                 refuse_odd(receipts)
+            if self.settings.lossless:
+                refuse_losses(self.prepared.plan, receipts)
             for shard, receipt in zip(children, receipts, strict=True):
                 if shard.file not in verified:
                     self._read_back(shard, receipt)

@@ -28,7 +28,7 @@ def refuse_shared(parent: Parent, lock: Lock | None, lock_file: Path) -> None:
         part.startswith("models--") for part in resolved(folder).parts
     ):
         raise BuildError(f"{folder}: is in a hub's cache, which other programs use; {_INSTEAD}")
-    for header in parent.headers:
+    for header in parent.own_headers:
         if header.shard not in parent.consumed and header.shard not in parent.replaced:
             _refuse_links(folder / header.shard)
     for other in _locks_beside(folder, lock_file):

@@ -34,11 +34,13 @@ from shardmill.pipeline.publish.publish import (
 from shardmill.pipeline.run.build import kernel_name
 from shardmill.pipeline.run.digests import steadily
 from shardmill.pipeline.run.locking import locked
+from shardmill.pipeline.run.lossless import uncounted
 from shardmill.pipeline.run.publish import (
     copied,
     manifest_of,
     odd_sentences,
     receipt_before,
+    refuse_losses,
     refuse_odd,
     small_files,
 )
@@ -142,14 +144,24 @@ class _Build:
         """What is known of shards: noted here, or in the manifest on the branch."""
         if self.shop.settings.paranoid:
             return {}
-        noted = {shard.file: staged for shard in shards if (staged := self.shop.notes.of(shard))}
-        rest = [shard for shard in shards if shard.file not in noted]
-        return {**noted, **(self._of_branch(rest) if rest else {})}
+        known = {shard.file: staged for shard in shards if (staged := self.shop.notes.of(shard))}
+        rest = [shard for shard in shards if shard.file not in known]
+        known |= self._of_branch(rest) if rest else {}
+        if not self.shop.settings.lossless:
+            return known
+        counts = {name: each for staged in known.values() for name, each in staged.receipt.counts.items()}
+        lacking = set(uncounted(self.shop.prepared.plan, counts))
+        return {file: staged for file, staged in known.items() if file not in lacking}
 
     def _of_branch(self, shards: Sequence[ShardPlan]) -> dict[str, Staged]:
         """What the branch's own manifest tells, where it was built from the same commit of a hub."""
         plan, parent = self.shop.prepared.plan, self.shop.prepared.parent
-        if origin_of(parent.folder) is None or parent.replaced or MANIFEST_FILE not in self.head.files:
+        if (
+            origin_of(parent.folder) is None
+            or parent.replaced
+            or parent.others
+            or MANIFEST_FILE not in self.head.files
+        ):
             return {}
         manifest = Manifest.from_json(self.shop.hub.small_file(self.head, MANIFEST_FILE))
         if manifest.parent != {"repository": plan.repository, "revision": plan.revision}:
@@ -202,6 +214,8 @@ class _Build:
         receipts = [each.receipt for each in known]
         if shop.settings.strict:
             refuse_odd(receipts)
+        if shop.settings.lossless:
+            refuse_losses(prepared.plan, receipts)
         files = [as_file(receipt) for receipt in receipts]
         small = self._small(receipts)
         plan = self._publication((*files, *small))

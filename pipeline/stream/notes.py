@@ -56,7 +56,8 @@ class Notes:
             return None
         # A commit of a hub can't change, whatever became of the mirror's files.
         origin = origin_of(self._parent.folder) and place_of(self._parent.folder)
-        if origin and fields.get("parent") == origin and not set(shard.inputs) & set(self._parent.replaced):
+        elsewhere = {*self._parent.replaced, *self._parent.others}
+        if origin and fields.get("parent") == origin and not elsewhere & set(shard.inputs):
             return staged
         same = all(staged.inputs.get(file) == self._parent.stats[file] for file in shard.inputs)
         return staged if same else None

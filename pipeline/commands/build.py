@@ -131,8 +131,7 @@ def build(
     Example: shardmill build -c pipeline.toml --parent /data/parent --out /data/out
     """
     started = time.monotonic()
-    if kernel == "numba":
-        _refuse_broken_numba()
+    _refuse_broken_numba(kernel)
     settings = Settings(
         workers, kernel, sha256, passthrough, paranoid, strict, lossless, scheduler, consume_parent
     )
@@ -191,7 +190,9 @@ def _refuse_other_key(key: str, expected: str | None) -> None:
         raise click.ClickException(f"the plan's key is {key}, not {expected}; nothing was written")
 
 
-def _refuse_broken_numba() -> None:
+def _refuse_broken_numba(kernel: str) -> None:
+    if kernel != "numba":
+        return
     if importlib.util.find_spec("numba") is None:
         raise click.UsageError("--kernel numba needs numba: pip install numba, or leave --kernel out")
     from shardmill.kernels.block_fp8 import why_no_numba

@@ -13,7 +13,7 @@ from typing import Any
 
 from shardmill.pipeline.container.filesystem import losses
 from shardmill.pipeline.container.hub import origin_of
-from shardmill.pipeline.errors import BuildError
+from shardmill.pipeline.errors import BuildError, CheckpointError
 from shardmill.pipeline.manifest.records import MANIFEST_FILE, FileRecord, Manifest
 from shardmill.pipeline.manifest.state import Staged
 from shardmill.pipeline.manifest.store import Store
@@ -163,7 +163,10 @@ class _Build:
             or MANIFEST_FILE not in self.head.files
         ):
             return {}
-        manifest = Manifest.from_json(self.shop.hub.small_file(self.head, MANIFEST_FILE))
+        try:
+            manifest = Manifest.from_json(self.shop.hub.small_file(self.head, MANIFEST_FILE))
+        except CheckpointError:
+            return {}  # of another version, or damaged: it tells nothing, and is replaced
         if manifest.parent != {"repository": plan.repository, "revision": plan.revision}:
             return {}
         found = {}

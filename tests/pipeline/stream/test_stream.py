@@ -121,6 +121,14 @@ def test_without_its_notes_a_build_believes_the_branchs_manifest(
     assert told(tmp_path, place)["made"] == {}
 
 
+def test_a_manifest_on_the_branch_that_is_none_is_replaced(hub: Hub, parent: Path, tmp_path: Path) -> None:
+    """What lies on a branch may be anybody's: it never stops a build."""
+    place = add_parent(hub, parent)
+    hub.add("me/child", {MANIFEST: b'{"format": "another"}'})
+    assert set(told(tmp_path, place)["made"]) >= set(SHARDS)
+    assert json.loads(shown(hub)[MANIFEST])["parent"]["repository"] == PARENT
+
+
 def test_a_changed_recipe_makes_and_sends_only_the_shards_that_it_changes(
     hub: Hub, parent: Path, tmp_path: Path
 ) -> None:

@@ -86,6 +86,13 @@ class Workers(click.ParamType[int]):
     help="Address of a dask.distributed scheduler, e.g. tcp://host:8786; default: processes of this machine.",
 )
 @click.option(
+    "--connections",
+    type=click.IntRange(1, 64),
+    default=8,
+    show_default=True,
+    help="Of an hf:// parent: ranges that are asked for at a time, for each shard being made.",
+)
+@click.option(
     "--strict",
     is_flag=True,
     help="Refuse NaN, Inf, matrices of zeros and empty tensors among what is passed on.",
@@ -115,6 +122,7 @@ def build(
     sha256: bool,
     expect_key: str | None,
     scheduler: str | None,
+    connections: int,
     strict: bool,
     create: bool,
     private: bool,
@@ -132,9 +140,8 @@ def build(
     """
     started = time.monotonic()
     _refuse_broken_numba(kernel)
-    settings = Settings(
-        workers, kernel, sha256, passthrough, paranoid, strict, lossless, scheduler, consume_parent
-    )
+    options = (workers, kernel, sha256, passthrough, paranoid, strict, lossless, scheduler)
+    settings = Settings(*options, connections, consume_parent)
     _refuse_options(settings, out, create or private or bool(message))
     loaded, lock = load_recipe(recipe), load_lock(lock_path(recipe))
     folders = folders_of(loaded, dict(sources))

@@ -17,7 +17,7 @@ case "$(PARENT)" in ""|hf://?*/?*) ;; *) test -d "$(PARENT)";; esac || { echo "P
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: docs commands test-all report report-shots fuzz mutants clean-zoo tools help setup plan explain checkpoint verify test bench bench-large bench-cores bench-connections bench-profile bench-revisions bench-peers real torture lint clean vllm-test loaders-test serving-wheel install-test gpu-test gpu-forward gpu-forward-parts gpu-bench accept-real accept-coverage torture-calls torture-walk loaders-table peers-formats bench-formats layouts
+.PHONY: docs commands test-all report report-shots fuzz mutants clean-zoo tools help setup plan explain checkpoint verify test bench bench-large bench-cores bench-connections bench-profile bench-revisions bench-peers real torture lint clean vllm-test loaders-test serving-wheel install-test gpu-test gpu-forward gpu-forward-parts gpu-bench accept-real accept-coverage torture-calls torture-hub torture-walk loaders-table peers-formats bench-formats layouts
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -145,6 +145,9 @@ torture: $(READY) ## kill, fill, flip and interrupt builds by the hundred; minut
 
 torture-calls: $(READY) ## every system call of a build fails once with each errno (needs a C compiler); JOBS=16
 	$(BIN)/python -m bench.torture_calls --jobs $(JOBS)
+
+torture-hub: $(READY) ## a build into a hub is killed at every one of its calls; a minute
+	SHARDMILL_KILLS=all $(BIN)/python -m pytest -n0 tests/pipeline/stream/test_stream_kills.py tests/pipeline/publish/test_kills.py
 
 torture-walk: $(READY) ## 2,000 random edits of parent, output, state and recipe, each against a build from nothing
 	$(BIN)/python -m bench.torture_walk --jobs $(JOBS)

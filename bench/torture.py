@@ -113,6 +113,73 @@ def kills(bench: Bench, count: int, incremental: bool) -> int:
     return good
 
 
+def _start_consuming(bench: Bench, home: Path) -> tuple[list[str], Path]:
+    """A parent of its own, pinned, below the empty folder `home`; the command that consumes it, and its output."""
+    shutil.copytree(bench.parent, home / "parent")
+    recipe = home / "recipe" / RECIPE.name
+    recipe.parent.mkdir()
+    shutil.copy(RECIPE, recipe)
+    lock = bench.work / "torture.lock"
+    if not lock.exists():
+        assert run(shardmill("pin", "-c", str(recipe), "--parent", str(home / "parent"))).returncode == 0
+        shutil.copy(recipe.with_suffix(".lock"), lock)
+    shutil.copy(lock, recipe.with_suffix(".lock"))
+    words = ["build", "-c", str(recipe), "--parent", str(home / "parent"), "--out", str(home / "out")]
+    return shardmill(*words), home / "out"
+
+
+def consuming_kills(bench: Bench, count: int) -> int:
+    """Kills a build that consumes its parent at random moments; the same command ends with the same bytes."""
+    good, home = 0, bench.work / "consuming"
+    plain, expected = bench.work / "not-consuming", {}
+    for trial in range(count):
+        shutil.rmtree(home, ignore_errors=True)
+        command, out = _start_consuming(bench, home)
+        if not expected:
+            shutil.copytree(home, plain)
+            ordinary = [word.replace(str(home), str(plain)) for word in command]
+            assert run(ordinary).returncode == 0
+            expected = tree(plain / "out")
+        process = start([*command, "--consume-parent"])
+        time.sleep(bench.random.random() * bench.seconds * 1.3)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        done = run([*command, "--consume-parent"])
+        left = list((home / "parent").glob("*.safetensors"))
+        same = done.returncode == 0 and tree(out) == expected and not left
+        good += same
+        if not same:
+            print(f"  trial {trial}: exit {done.returncode}, {len(left)} left: {done.stderr[-300:]}")
+    return good
+
+
+def consuming_disk(bench: Bench, count: int) -> int:
+    """A file system of the parent and 1.1 of its largest shard (and pages for small files) is enough."""
+    good = 0
+    for _ in range(count):
+        mount = bench.work / "one-disk"
+        mount.mkdir(exist_ok=True)
+        sizes = [path.stat().st_size for path in bench.parent.rglob("*") if path.is_file()]
+        small = (4 << 20) + 4096 * len(
+            sizes
+        )  # manifest, records and receipts: as large for any size of shards
+        room = sum(sizes) + int(1.1 * max(sizes)) + small
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={room}", "tmpfs", str(mount)], check=True)
+        try:
+            command, out = _start_consuming(bench, mount)
+            done = run([*command, "--consume-parent"])
+            files = {path.name: digest for path, digest in ((Path(n), d) for n, d in tree(out).items())}
+            same = all(
+                files[name] == digest for name, digest in bench.reference.items() if "safetensors" in name
+            )
+            good += done.returncode == 0 and same
+            if done.returncode:
+                print(f"  exit {done.returncode}: {done.stderr[-300:]}")
+        finally:
+            subprocess.run(["umount", str(mount)], check=False)
+    return good
+
+
 def full_disk(bench: Bench, count: int) -> int:
     """Builds onto small file systems, one after another larger; an earlier checkpoint there stays whole."""
     good = 0
@@ -305,6 +372,7 @@ def main() -> int:
             asked.kills,
             lambda bench, n: kills(bench, n, incremental=True),
         ),
+        ("kill -9 in a build that consumes its parent", asked.kills, consuming_kills),
         ("SIGINT and SIGTERM", few, signals),
         ("two builds in one folder", few, two_builds),
         ("a parent that changes meanwhile", few, restless_parent),
@@ -312,7 +380,8 @@ def main() -> int:
         ("shards of one parent", asked.shards, many_shards),
     ]
     if os.geteuid() == 0:
-        trials.insert(3, ("a full disk (tmpfs)", few, full_disk))
+        trials.insert(4, ("a full disk (tmpfs)", few, full_disk))
+        trials.insert(4, ("a disk of the parent and 1.1 of its largest shard (tmpfs)", 1, consuming_disk))
     failed = False
     with tempfile.TemporaryDirectory(prefix="shardmill-torture-") as folder:
         bench = Bench(Path(folder), asked.seed)

@@ -152,6 +152,15 @@ class LeftFile:
 
 
 @dataclass(frozen=True, slots=True)
+class Consumed:
+    """A shard of the parent that a build has removed, its children being whole."""
+
+    head: Path  # a file of its header and size, without its data
+    stat: Stat  # that it had
+    is_pinned: bool  # every byte of it was known to be the lock's
+
+
+@dataclass(frozen=True, slots=True)
 class TensorOrigin:
     """Where a tensor comes from that another checkpoint than the parent gives: the source, and its name there."""
 
@@ -175,6 +184,9 @@ class Parent:
     left: Mapping[str, LeftFile]  # other files that it does not get
     single: bool  # one model.safetensors without an index
     replaced: Mapping[str, Path] = field(default_factory=dict)  # shards that a repair takes from elsewhere
+    consumed: Mapping[str, bool] = field(
+        default_factory=dict
+    )  # shards that gave way to their children -> whether each was known to be the pinned one
     card: Mapping[str, str] = field(
         default_factory=dict
     )  # front matter of its README.md: key -> lines of YAML

@@ -48,6 +48,7 @@ pipeline.run.schedule | kernels pipeline | dask distributed | it schedules: the 
 pipeline.run.*      | kernels errors types actions recipe container manifest plan stages | - | click stays in commands
 pipeline.delta.*    | errors types container manifest run.digests stages.job | - | it joins bytes and builds nothing
 pipeline.publish.*  | errors types container manifest delta.child run.digests | huggingface_hub | it builds nothing
+pipeline.stream.*   | errors types container manifest plan stages run publish | - | it builds into a hub
 pipeline.init.*     | errors types formats actions recipe container plan stages | - | it drafts a recipe, builds nothing
 pipeline.commands.* | kernels pipeline verify runtime_patch | {commands} | it parses and prints
 verify.report.*     | kernels verify pipeline | matplotlib | it shows what pipeline and judge found

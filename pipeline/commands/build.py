@@ -8,15 +8,15 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from shardmill.pipeline.commands.build_hub import build_into_hub, hub_or_folder_option
 from shardmill.pipeline.commands.options import (
     is_quiet,
     json_option,
     lossless_option,
-    out_option,
     paranoid_option,
     parent_option,
     recipe_option,
@@ -28,14 +28,19 @@ from shardmill.pipeline.commands.printable import printable
 from shardmill.pipeline.commands.progress import counted, human, meter
 from shardmill.pipeline.commands.recipe import load_recipe, parent_words
 from shardmill.pipeline.container.side_files import missed
+from shardmill.pipeline.manifest.consumed import Records
 from shardmill.pipeline.manifest.lock import load_lock, lock_path
 from shardmill.pipeline.manifest.store import Store
 from shardmill.pipeline.run import build as run
 from shardmill.pipeline.run.cores import WORKERS_MAX, usable_workers
 from shardmill.pipeline.run.prepare import prepare
+from shardmill.pipeline.run.sole_owner import refuse_shared
 from shardmill.pipeline.run.sources import folders_of
 from shardmill.pipeline.run.unchanged import is_unchanged
-from shardmill.pipeline.stages.job import Settings, Watch
+from shardmill.pipeline.stages.job import Prepared, Settings, Watch
+
+if TYPE_CHECKING:
+    from shardmill.pipeline.publish.facts import Place
 
 
 class Workers(click.ParamType[int]):
@@ -57,7 +62,7 @@ class Workers(click.ParamType[int]):
 @recipe_option
 @parent_option
 @source_option
-@out_option()
+@hub_or_folder_option
 @click.option(
     "--workers",
     type=Workers(),
@@ -92,6 +97,17 @@ class Workers(click.ParamType[int]):
     is_flag=True,
     help="Refuse NaN, Inf, matrices of zeros and empty tensors among what is passed on.",
 )
+@click.option("--create", is_flag=True, help="With --out hf://: make the repository or branch if need be.")
+@click.option(
+    "--private", is_flag=True, help="With --out hf://: make it private; one that is public is refused."
+)
+@click.option("--message", help="With --out hf://: the commit's message; by default it names the recipe.")
+@click.option(
+    "--consume-parent",
+    is_flag=True,
+    help="REMOVE each of the parent's shards once all that is made from it is whole and read back; for one disk. "
+    "Needs a lock (`shardmill pin`) and a parent that nobody else uses.",
+)
 @lossless_option
 @paranoid_option
 @json_option
@@ -99,7 +115,7 @@ def build(
     recipe: Path,
     parent: Path,
     sources: tuple[tuple[str, Path], ...],
-    out: Path,
+    out: Path | Place,
     workers: int,
     kernel: str,
     passthrough: Any,
@@ -108,46 +124,82 @@ def build(
     scheduler: str | None,
     connections: int,
     strict: bool,
+    create: bool,
+    private: bool,
+    message: str | None,
+    consume_parent: bool,
     lossless: bool,
     paranoid: bool,
     as_json: bool,
 ) -> None:
     """Do what the plan says. An interrupted build continues where it stopped; one that is done does nothing.
 
+    With --out hf://org/name each shard is made, sent and removed, and one commit shows the whole.
+
     Example: shardmill build -c pipeline.toml --parent /data/parent --out /data/out
     """
     started = time.monotonic()
-    if kernel == "numba":
-        _refuse_broken_numba()
+    _refuse_broken_numba(kernel)
+    options = (workers, kernel, sha256, passthrough, paranoid, strict, lossless, scheduler)
+    settings = Settings(*options, connections, consume_parent)
+    _refuse_options(settings, out, create or private or bool(message))
     loaded, lock = load_recipe(recipe), load_lock(lock_path(recipe))
     folders = folders_of(loaded, dict(sources))
-    settings = Settings(
-        workers, kernel, sha256, passthrough, paranoid, strict, lossless, scheduler, connections
-    )
-    as_last_time = expect_key is None and not strict and not lossless
+    if not isinstance(out, Path):
+        prepared = prepare(loaded, parent, lock, paranoid, folders)
+        _refuse_other_key(prepared.plan.key, expect_key)
+        build_into_hub(prepared, out, (create, private, message), settings, as_json)
+        return
+    as_last_time = expect_key is None and not (strict or lossless or consume_parent)
     if as_last_time and is_unchanged(loaded, parent, out, settings, lock, folders):
         done = _nothing(out) if as_json else _Done(made={})
     else:
-        prepared = prepare(loaded, parent, lock, paranoid, folders)
-        if expect_key not in (None, prepared.plan.key):
-            raise click.ClickException(
-                f"the plan's key is {prepared.plan.key}, not {expect_key}; nothing was written"
-            )
-        with meter(quiet=as_json or is_quiet()) as progress:
-            for line in missed(prepared.parent.left):
-                tell(line)
-            summary = run.build(prepared, out, settings, Watch(progress.advance), progress.begin, tell)
-        done = _facts(summary)
+        consumed = Records(Store(out)).load() if consume_parent else None
+        prepared = prepare(loaded, parent, lock, paranoid, folders, consumed)
+        _refuse_other_key(prepared.plan.key, expect_key)
+        if consume_parent:
+            refuse_shared(prepared.parent, lock, lock_path(recipe))
+        done = _built(prepared, out, settings, quiet=as_json or is_quiet())
+    _report(done, out, [] if consume_parent else parent_words(parent, folders), started, as_json)
+
+
+def _report(done: _Done, out: Path, parents: list[str], started: float, as_json: bool) -> None:
     seconds = time.monotonic() - started
     if as_json:
         show_json("build", {**_as_json(done), "seconds": round(seconds, 3)})
-    else:
-        _show(done, out, seconds)
-        words = ["shardmill", "verify", "all", str(out), *parent_words(parent, folders)]
-        click.echo(f"Next:  {shlex.join(words)}")
+        return
+    _show(done, out, seconds)
+    click.echo(f"Next:  {shlex.join(['shardmill', 'verify', 'all', str(out), *parents])}")
 
 
-def _refuse_broken_numba() -> None:
+def _built(prepared: Prepared, out: Path, settings: Settings, quiet: bool) -> _Done:
+    with meter(quiet) as progress:
+        for line in missed(prepared.parent.left):
+            tell(line)
+        return _facts(run.build(prepared, out, settings, Watch(progress.advance), progress.begin, tell))
+
+
+def _refuse_options(settings: Settings, out: Path | Place, wants_hub: bool) -> None:
+    """Raises UsageError where options do not go together."""
+    is_folder = isinstance(out, Path)
+    if settings.consume and (not is_folder or settings.scheduler or settings.passthrough == "hardlink"):
+        raise click.UsageError(
+            "--consume-parent goes with a folder as --out, and not with --scheduler or --passthrough hardlink"
+        )
+    if wants_hub and is_folder:
+        raise click.UsageError(
+            "--create, --private and --message go with --out hf://org/name; leave them out"
+        )
+
+
+def _refuse_other_key(key: str, expected: str | None) -> None:
+    if expected not in (None, key):
+        raise click.ClickException(f"the plan's key is {key}, not {expected}; nothing was written")
+
+
+def _refuse_broken_numba(kernel: str) -> None:
+    if kernel != "numba":
+        return
     if importlib.util.find_spec("numba") is None:
         raise click.UsageError("--kernel numba needs numba: pip install numba, or leave --kernel out")
     from shardmill.kernels.block_fp8 import why_no_numba

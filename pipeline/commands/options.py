@@ -116,6 +116,12 @@ def tell(line: str) -> None:
         click.echo(printable(line), err=True)
 
 
+def teller() -> Callable[[str], None]:
+    """A `tell` for other threads, which do not know what the user gave."""
+    quiet = is_quiet()
+    return lambda line: None if quiet else click.echo(printable(line), err=True)
+
+
 def is_quiet() -> bool:
     """Whether the user gave `shardmill -q`."""
     context = click.get_current_context(silent=True)

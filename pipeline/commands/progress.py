@@ -26,13 +26,13 @@ class Meter(Protocol):
 
 
 @contextmanager
-def meter(quiet: bool) -> Iterator[Meter]:
+def meter(quiet: bool, what: str = "building") -> Iterator[Meter]:
     """The Meter that fits standard error: none, a bar, or lines."""
     if quiet:
         yield _Silent()
     elif sys.stderr.isatty():
         with _bar() as progress:
-            yield _Bar(progress)
+            yield _Bar(progress, what)
     else:
         yield _Lines()
 
@@ -50,7 +50,7 @@ def _bar() -> Progress:
     from rich.console import Console
 
     columns = (
-        progress.TextColumn("building"),
+        progress.TextColumn("{task.description}"),
         progress.BarColumn(),
         progress.DownloadColumn(binary_units=True),
         progress.TransferSpeedColumn(),
@@ -61,9 +61,9 @@ def _bar() -> Progress:
 
 
 class _Bar:
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Progress, what: str) -> None:
         self._progress = progress
-        self._task = progress.add_task("building", total=None)
+        self._task = progress.add_task(what, total=None)
         self._drawn = 0.0
 
     def begin(self, total: int) -> None:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardmill.pipeline.commands.options import json_option, show_json, tell
+from shardmill.pipeline.commands.options import is_quiet, json_option, show_json, teller
 from shardmill.pipeline.commands.printable import printable
-from shardmill.pipeline.commands.progress import counted
+from shardmill.pipeline.commands.progress import counted, meter
 from shardmill.pipeline.errors import ShardmillError
 
 if TYPE_CHECKING:
     from shardmill.pipeline.publish.facts import Place
-    from shardmill.pipeline.publish.plan import Step, Way
+    from shardmill.pipeline.publish.plan import Publication, Step, Way
     from shardmill.pipeline.publish.publish import Surveyed
 
 
@@ -76,8 +76,12 @@ def publish(
     from shardmill.pipeline.publish.publish import publish as run
 
     wish = Wish(private, create, message, parent, workers)
+    tell = teller()
     surveyed = survey(folder, place, wish, tell)
-    commit = None if dry_run else run(surveyed, wish, _nothing if as_json else tell)
+    commit = None
+    if not dry_run:
+        with meter(quiet=as_json or is_quiet(), what="sending") as progress:
+            commit = run(surveyed, wish, _nothing if as_json else tell, progress.begin, progress.advance)
     facts = _facts(surveyed, commit)
     if as_json:
         show_json("publish", facts)
@@ -90,18 +94,21 @@ def _nothing(line: str) -> None:
 
 
 def _facts(surveyed: Surveyed, commit: str | None) -> dict[str, Any]:
-    plan = surveyed.plan
-    words: dict[str, Way] = {"sent": "send", "copied": "copy", "found": "found", "kept": "keep"}
-    ways = {word: _way(plan.of(way)) for word, way in words.items()}
-    deleted = {file.name: file.bytes for file in plan.deleted}
     return {
         "place": str(surveyed.place),
         "commit": commit,
         "message": surveyed.message,
-        "unchanged": plan.changes_nothing and surveyed.head is not None,
-        **ways,
-        "deleted": {"bytes": sum(deleted.values()), "files": deleted},
+        "unchanged": surveyed.plan.changes_nothing and surveyed.head is not None,
+        **ways_of(surveyed.plan),
     }
+
+
+def ways_of(plan: Publication) -> dict[str, Any]:
+    """What a publication sends, copies, finds, keeps and deletes: files and bytes of each."""
+    words: dict[str, Way] = {"sent": "send", "copied": "copy", "found": "found", "kept": "keep"}
+    ways = {word: _way(plan.of(way)) for word, way in words.items()}
+    deleted = {file.name: file.bytes for file in plan.deleted}
+    return {**ways, "deleted": {"bytes": sum(deleted.values()), "files": deleted}}
 
 
 def _way(steps: Sequence[Step]) -> dict[str, Any]:
@@ -122,9 +129,13 @@ def _show(facts: dict[str, Any], dry_run: bool) -> None:
     if facts["unchanged"]:
         click.echo(f"nothing to do: {facts['place']} has every file at {facts['commit'] or 'its head'}")
         return
-    counts = ", ".join(
-        f"{counted(len(facts[word]['files']), 'file')} {word} ({facts[word]['bytes']:,} bytes)"
+    click.echo(f"{facts['place']}: {sentence(facts)}")
+    click.echo("nothing was changed: this is a dry run" if dry_run else f"commit {facts['commit']}")
+
+
+def sentence(ways: dict[str, Any]) -> str:
+    """'2 files sent (1,024 bytes), ...', of what `ways_of` gives."""
+    return ", ".join(
+        f"{counted(len(ways[word]['files']), 'file')} {word} ({ways[word]['bytes']:,} bytes)"
         for word in ("sent", "copied", "found", "kept", "deleted")
     )
-    click.echo(f"{facts['place']}: {counts}")
-    click.echo("nothing was changed: this is a dry run" if dry_run else f"commit {facts['commit']}")

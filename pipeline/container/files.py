@@ -220,13 +220,17 @@ class Sink:
 
 
 class Nowhere(Sink):
-    """A sink that keeps nothing: for what is only counted."""
+    """A sink that keeps nothing: for what is only counted or read."""
 
     def __init__(self) -> None:
         self.path = Path(os.devnull)
 
     def write(self, data: memoryview | bytes, offset: int) -> None:
         pass
+
+    def share(self, source: Source, how: str) -> bool:
+        """A file that is passed on is the parent's already."""
+        return True
 
 
 def can_reflink(folder: Path) -> bool:

@@ -108,6 +108,16 @@ def origin_of(folder: Path) -> tuple[str, str] | None:
     return (mirror.repository, folder.name) if mirror else None
 
 
+def sha256_stated(path: Path) -> str | None:
+    """What the hub states of a file whose bytes only it has; None of every other."""
+    root = _mirror_root(path)
+    mirror = Mirror.of(root) if root else None
+    if root is None or mirror is None:
+        return None
+    name = path.relative_to(root).as_posix()
+    return mirror.sha256.get(name) if name in mirror.holes else None
+
+
 def place_of(folder: Path) -> str:
     """What a user calls the parent in `folder`: its place on the hub, or the folder."""
     origin = origin_of(folder)

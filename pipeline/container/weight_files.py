@@ -6,48 +6,57 @@ Only headers and the index are read. Every contradiction is refused by name.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from shardmill.pipeline.container.header import file_stat, read_header
 from shardmill.pipeline.container.recognize import instead_of_checkpoint, json_problem
 from shardmill.pipeline.container.regular import read_regular
 from shardmill.pipeline.errors import CheckpointError
-from shardmill.pipeline.types import INDEX_FILE, SINGLE_FILE, Header, Stat
+from shardmill.pipeline.types import INDEX_FILE, SINGLE_FILE, Consumed, Header, Stat
 
 _INDEX_BYTES_MAX = 1 << 28
 
 
-def weight_files(folder: Path, also: Sequence[str] = ()) -> tuple[tuple[Header, ...], dict[str, Stat], bool]:
+def weight_files(
+    folder: Path, also: Sequence[str] = (), consumed: Mapping[str, Consumed] = MappingProxyType({})
+) -> tuple[tuple[Header, ...], dict[str, Stat], bool]:
     """(headers in order of file name, file -> its stat, whether it is one file without an index).
 
     The index decides which files hold weights, or the single model.safetensors where there is no index; `also` names
-    further ones. Raises CheckpointError where files are missing or contradict each other.
+    further ones. Of those in `consumed` that are gone the header that was kept is read. Raises CheckpointError where
+    files are missing or contradict each other.
     """
     index = folder / INDEX_FILE
     weight_map = _weight_map(index) if index.exists() or index.is_symlink() else None
-    shards = _shards(folder, weight_map, also)
+    gone = {file: each for file, each in consumed.items() if not (folder / file).exists()}
+    shards = _shards(folder, weight_map, also, gone)
     # Stats come first: a shard that is replaced after its header was read has another stat when it is opened.
-    stats = {shard: file_stat(folder / shard) for shard in shards}
-    headers = tuple(read_header(folder / shard, shard) for shard in shards)
+    stats = {shard: gone[shard].stat if shard in gone else file_stat(folder / shard) for shard in shards}
+    headers = tuple(
+        read_header(gone[shard].head if shard in gone else folder / shard, shard) for shard in shards
+    )
     owner = _owners(headers)
     if weight_map is not None:
         _agree(weight_map, owner)
     return headers, stats, weight_map is None
 
 
-def _shards(folder: Path, weight_map: Mapping[str, str] | None, also: Sequence[str]) -> list[str]:
-    """The files that hold weights, in order of name."""
+def _shards(
+    folder: Path, weight_map: Mapping[str, str] | None, also: Sequence[str], gone: Collection[str]
+) -> list[str]:
+    """The files that hold weights, in order of name. A build has consumed those in `gone`, and kept their headers."""
     named = {SINGLE_FILE} if weight_map is None else set(weight_map.values())
-    if weight_map is None and not (folder / SINGLE_FILE).exists():
+    if weight_map is None and SINGLE_FILE not in gone and not (folder / SINGLE_FILE).exists():
         raise CheckpointError(f"{folder}: {instead_of_checkpoint(folder)}")
-    missing = sorted(name for name in named if not (folder / name).is_file())
+    missing = sorted(name for name in named if name not in gone and not (folder / name).is_file())
     if missing:
         raise CheckpointError(
             f"{INDEX_FILE}: names {missing[0]}, which is not in {folder}{_and_more(len(missing))}; fetch it again"
         )
-    return sorted(named | {name for name in also if (folder / name).is_file()})
+    return sorted(named | {name for name in also if name in gone or (folder / name).is_file()})
 
 
 def _and_more(count: int) -> str:

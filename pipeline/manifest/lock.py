@@ -16,9 +16,19 @@ from typing import Any
 
 from shardmill.pipeline.container.regular import read_regular
 from shardmill.pipeline.errors import CheckpointError
-from shardmill.pipeline.manifest.digest import key_of
+from shardmill.pipeline.manifest.digest import TENSOR_ALGORITHM, key_of
 
 LOCK_FORMAT = "shardmill/lock/1"
+# What each digest in a lock is, and whether it holds against somebody who wants two files to have the same.
+DIGESTS = {
+    "sha256": {"of": "the file", "algorithm": "sha256", "cryptographic": True},
+    "header": {"of": "the shard's header", "algorithm": "sha256", "cryptographic": True},
+    "tensors": {
+        "of": "the digests of the shard's tensors",
+        "algorithm": TENSOR_ALGORITHM,
+        "cryptographic": False,
+    },
+}
 NOT_PINNED = (
     "give the parent that was pinned with --parent, fetch the file again, or pin this one (`shardmill pin`)"
 )
@@ -58,6 +68,7 @@ class Lock:
             "format": LOCK_FORMAT,
             "repository": self.repository,
             "revision": self.revision,
+            "digests": DIGESTS,
             "files": files,
             **(
                 {"sources": {name: list(said) for name, said in self.sources.items()}} if self.sources else {}

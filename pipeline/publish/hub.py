@@ -7,17 +7,20 @@ retries what is worth it (429, 5xx, broken connections); a link that has expired
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+import urllib.parse
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from shardmill.pipeline.container.ranges import hub_address
+from shardmill.pipeline.container.ranges import RemoteFile, hub_address
 from shardmill.pipeline.errors import ShardmillError
+from shardmill.pipeline.publish.counted import counted_addition
 from shardmill.pipeline.publish.facts import HubFile, Listing, LocalFile, Place
 from shardmill.pipeline.publish.plan import Publication, Step
 
+Advance = Callable[[int], None]
 _LINK_TRIES = 3  # an upload link holds for an hour or so; a file that outlasts three of them has no network
 _ASKED_AT_ONCE = 256  # objects in one question, the library's own limit
 
@@ -61,6 +64,15 @@ class Hub:
         files = {each.path: _hub_file(each) for each in tree if hasattr(each, "blob_id")}
         return Listing(repository, str(info.sha), files, bool(info.private))
 
+    def small_file(self, listing: Listing, name: str) -> bytes:
+        """The bytes of a file of a repository."""
+        base = f"{self._api.endpoint}/{listing.repository}/resolve/{listing.commit}"
+        size = listing.files[name].bytes
+        data = bytearray(size)
+        with RemoteFile(f"{base}/{urllib.parse.quote(name)}", size) as source:
+            source.read_into(memoryview(data), 0)
+        return bytes(data)
+
     def create(self, base: Listing | None, private: bool) -> None:
         """Makes the repository, where there is none (`base` is None), and the branch, which begins as main is."""
         with _told(str(self.place)):
@@ -87,12 +99,20 @@ class Hub:
                 held |= {answer["oid"] for answer in answers if answer.get("actions") is None}
         return frozenset(held)
 
-    def addition(self, folder: Path, file: LocalFile) -> Any:
-        """The library's operation for a file, with the sha256 that is known."""
-        from huggingface_hub import CommitOperationAdd
-
-        operation = CommitOperationAdd(file.name, folder / file.name)
+    def addition(self, folder: Path, file: LocalFile, advance: Advance = lambda count: None) -> Any:
+        """The library's operation for a file, with the sha256 that is known. `advance` hears of bytes as they go."""
+        operation = counted_addition(file.name, folder / file.name, advance)
         operation.upload_info.sha256 = bytes.fromhex(file.sha256)
+        return operation
+
+    def held_addition(self, file: LocalFile) -> Any:
+        """The operation for a file whose bytes the hub holds, and no disk: as the library leaves one it has sent."""
+        from huggingface_hub import CommitOperationAdd
+        from huggingface_hub.lfs import UploadInfo
+
+        operation = CommitOperationAdd(file.name, b"")
+        operation.upload_info = UploadInfo(file.bytes, b"", bytes.fromhex(file.sha256))
+        operation._upload_mode, operation._is_uploaded = "lfs", True
         return operation
 
     def upload(self, operation: Any) -> None:

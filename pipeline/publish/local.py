@@ -27,10 +27,11 @@ def local_files(folder: Path) -> tuple[tuple[LocalFile, ...], Manifest | None]:
     names = [name for name in published_names(folder) if not name.startswith(".")]
     _refuse_missing_shards(folder, frozenset(names))
     stated = {name: record.sha256 for name, record in manifest.files.items()} if manifest else {}
-    return tuple(_file(folder, name, stated.get(name)) for name in names), manifest
+    return tuple(local_file(folder, name, stated.get(name)) for name in names), manifest
 
 
-def _file(folder: Path, name: str, sha256: str | None) -> LocalFile:
+def local_file(folder: Path, name: str, sha256: str | None) -> LocalFile:
+    """A file of the folder; it is read for its sha256 where none is stated."""
     path = folder / name
     size = path.stat().st_size
     small = size <= _SMALL_BYTES and not name.endswith(".safetensors")

@@ -16,6 +16,7 @@ from shardmill.pipeline.errors import BuildError, PlanError
 from shardmill.pipeline.manifest.state import Memory, Staged
 from shardmill.pipeline.manifest.store import Store
 from shardmill.pipeline.plan.types import Plan, ShardPlan
+from shardmill.pipeline.run.consume import Consumer, refuse_interrupted, refuse_lost
 from shardmill.pipeline.run.locking import locked
 from shardmill.pipeline.run.lossless import never_exact, uncounted
 from shardmill.pipeline.run.place import refuse_full_disk, refuse_out
@@ -99,11 +100,17 @@ def _build(
     made_anew = {verdict.file for verdict in stale} - resumed
     todo = [shard for shard in plan.shards if shard.file in made_anew]
 
+    refuse_lost(stale, plan.shards, parent)
+    if not settings.consume:
+        refuse_interrupted(store)
+        refuse_full_disk(todo, parent, store.out, settings.passthrough)
     store.sweep(keep=resumed)
-    refuse_full_disk(todo, parent, store.out, settings.passthrough)
     bytes_read = sum(input_bytes(parent, shard) for shard in todo)
     begin(bytes_read)
-    workers = make_shards(todo, prepared, store.out, settings, watch).workers
+    if settings.consume:
+        workers, prepared = Consumer(prepared, store, memory, settings, watch, tell).make(todo)
+    else:
+        workers = make_shards(todo, prepared, store.out, settings, watch).workers
     made = _made(stale, store)
     _tell_what_goes(plan, memory, tell)
     _tell_of_numba(settings, todo, tell)
@@ -116,7 +123,7 @@ def _build(
         )
     inputs = Inputs(prepared.inputs, prepared.began)
     store.save(noted(inputs, published.files, store.out, published.stats, settings))
-    kernel = _kernel_name(settings, todo)
+    kernel = kernel_name(settings, todo)
     return Summary(plan, tuple(stale), published.written, bytes_read, kernel, workers, published.odd)
 
 
@@ -153,13 +160,17 @@ def _verdicts(
 ) -> tuple[Verdict, ...]:
     """One a shard. `staged`: an interrupted build has made the stale shard already, from the same parent files."""
     plan, parent = prepared.plan, prepared.parent
-    verdicts = judge(plan, parent, out, memory.manifest, memory.trusted(settings.paranoid), tell)
+    trusted = memory.trusted(settings.paranoid)
+    trusted = replace(
+        trusted, parent={**trusted.parent, **{file: parent.stats[file] for file in parent.consumed}}
+    )
+    verdicts = judge(plan, parent, out, memory.manifest, trusted, tell)
     verdicts = _counted(plan, memory, settings, verdicts)
     staging = Store(out).staging
     return tuple(
         replace(
             verdict,
-            staged=bool(verdict.reason) and _is_resumable(shard, parent, memory, staging, settings, tell),
+            staged=bool(verdict.reason) and is_resumable(shard, parent, memory, staging, settings, tell),
         )
         for verdict, shard in zip(verdicts, plan.shards, strict=True)
     )
@@ -180,7 +191,7 @@ def _counted(
     )
 
 
-def _is_resumable(
+def is_resumable(
     shard: ShardPlan,
     parent: Parent,
     memory: Memory,
@@ -195,7 +206,8 @@ def _is_resumable(
         shard.header.file_bytes,
     ):
         return False
-    if any(staged.inputs.get(file) != parent.stats[file] for file in shard.inputs):
+    there = [file for file in shard.inputs if file not in parent.consumed]
+    if any(staged.inputs.get(file) != parent.stats[file] for file in there):
         return False
     if is_as_staged(staging, staged, settings.paranoid):
         return True
@@ -214,7 +226,7 @@ def _tell_what_goes(plan: Plan, memory: Memory, tell: Callable[[str], None]) -> 
 
 def _tell_of_numba(settings: Settings, todo: Sequence[ShardPlan], tell: Callable[[str], None]) -> None:
     """Says why the slower kernel was used where numba is installed."""
-    if settings.kernel == "auto" and _kernel_name(settings, todo) == "numpy" and find_spec("numba"):
+    if settings.kernel == "auto" and kernel_name(settings, todo) == "numpy" and find_spec("numba"):
         from shardmill.kernels.block_fp8 import why_no_numba
 
         tell(
@@ -223,7 +235,7 @@ def _tell_of_numba(settings: Settings, todo: Sequence[ShardPlan], tell: Callable
         )
 
 
-def _kernel_name(settings: Settings, made: Sequence[ShardPlan]) -> str:
+def kernel_name(settings: Settings, made: Sequence[ShardPlan]) -> str:
     """The kernel that encoded the weights of the shards that were made; "none" where there were none."""
     if not any(piece.part == "codes" for shard in made for piece in shard.pieces):
         return "none"

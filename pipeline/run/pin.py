@@ -1,8 +1,8 @@
 """Pinning a parent and holding it to its lock: the part of the lock that reads a parent's bytes.
 
-A sha256 that the download left beside a file is taken, else the file is read. A build holds its parent to the lock at
-no cost: small files are hashed, shards are compared by size, and the digests of the tensors that it reads anyway are
-compared when it publishes (run.publish). Under `paranoid` each shard is hashed first.
+A sha256 that the hub states, or that the download left beside a file, is taken, else the file is read. A build holds
+its parent to the lock at no cost: small files are hashed, shards are compared by size, and the digests of the tensors
+that it reads anyway are compared when it publishes (run.publish). Under `paranoid` each shard is hashed first.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from shardmill.pipeline.container.hub import sha256_stated
 from shardmill.pipeline.errors import CheckpointError
 from shardmill.pipeline.manifest.lock import NOT_PINNED, Lock, LockedFile, tensors_digest
 from shardmill.pipeline.recipe.tables import Recipe
@@ -64,7 +65,7 @@ def hold(lock: Lock, parent: Parent, recipe: Recipe, paranoid: bool) -> None:
     if differing := sorted(names ^ set(lock.files)):
         held = "the lock does not have it" if differing[0] in names else "the parent does not have it"
         raise CheckpointError(f"{_pinned_path(parent, differing[0])}: {held}; {NOT_PINNED}")
-    for name in sorted(names):
+    for name in sorted(names - set(parent.consumed)):
         _refuse_other(_pinned_path(parent, name), lock.files[name], read=name not in shards or paranoid)
     for header in parent.headers:
         pinned = lock.files[header.shard].header
@@ -93,8 +94,12 @@ def _locked_names(parent: Parent) -> set[str]:
 
 
 def _downloaded_sha256(folder: Path, name: str) -> str | None:
-    """The sha256 that huggingface_hub noted when it fetched the file: a blob's name, or a local folder's metadata."""
+    """The sha256 that the hub states of a file that is there alone, or that huggingface_hub noted when it fetched the
+    file: a blob's name, or a local folder's metadata.
+    """
     path = folder / name
+    if stated := sha256_stated(path):
+        return stated
     if path.is_symlink() and path.resolve().parent.name == "blobs":
         etag = path.resolve().name
     else:

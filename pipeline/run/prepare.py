@@ -17,6 +17,7 @@ from shardmill.pipeline.run.unchanged import inputs_now
 from shardmill.pipeline.stages import STAGES
 from shardmill.pipeline.stages.dag import Dag, arrange, unknown_options
 from shardmill.pipeline.stages.job import Checkpoint, Prepared, Products
+from shardmill.pipeline.types import Consumed
 
 _TAKEN = ("parent", "assignments", "receipt", "index")  # products of stages that the run uses
 
@@ -27,11 +28,12 @@ def prepare(
     lock: Lock | None = None,
     paranoid: bool = False,
     sources: Mapping[str, Path] | None = None,
+    consumed: Mapping[str, Consumed] | None = None,
 ) -> Prepared:
     """Recipe and parent -> Prepared. Reads headers and small JSON files only.
 
     With a `lock` the parent is held to it; `paranoid` hashes its shards for that. sources: [[source]] -> its folder;
-    of those that are not in it the recipe says where they are.
+    of those that are not in it the recipe says where they are. Shards of the parent in `consumed` may be gone.
     """
     dag = _dag(recipe)
     folders = folders_of(recipe, sources or {})
@@ -39,7 +41,7 @@ def prepare(
     if others := list(_other_commits(recipe, folder, folders)):
         raise PlanError(others)
     recipe = _with_origins(recipe, folder, folders)
-    checkpoint = Checkpoint(recipe, folder, folders)
+    checkpoint = Checkpoint(recipe, folder, folders, consumed or {})
     products = dag.run("checkpoint", dag.before_shards(), checkpoint, Products())
     refuse_names((*products["parent"].carried, *(header.shard for header in products["parent"].own_headers)))
     if lock:

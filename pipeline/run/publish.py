@@ -86,9 +86,9 @@ def publish(
     plan = prepared.plan
     receipts = [_receipt(shard, made, store, memory, settings) for shard in plan.shards]
     if settings.strict:
-        _refuse_odd(receipts)
+        refuse_odd(receipts)
     if settings.lossless:
-        _refuse_losses(plan, receipts)
+        refuse_losses(plan, receipts)
     products = prepared.dag.run(
         "checkpoint",
         prepared.dag.after_shards(),
@@ -96,12 +96,12 @@ def publish(
         Products(**prepared.products, receipts=receipts),
     )
     placed = {receipt.file: _placed_shard(receipt, made, judged) for receipt in receipts}
-    for name, data in _small_files(plan, products["index"]).items():
+    for name, data in small_files(plan, products["index"]).items():
         placed[name] = _placed_small(store, name, data)
     for name in plan.carried:
         placed[name] = _carry(prepared.parent, name, store, memory, settings)
     files = {name: each.record for name, each in placed.items()}
-    manifest = _manifest(prepared, settings, files, receipts)
+    manifest = manifest_of(prepared, settings, files, receipts)
     all_placed = {**placed, MANIFEST_FILE: _placed_small(store, MANIFEST_FILE, manifest.to_json())}
     staged = {name: each.stat for name, each in all_placed.items() if each.is_new}
     removed = sorted(memory.published - set(files))
@@ -113,8 +113,7 @@ def publish(
         name: stat for name, each in placed.items() if (stat := _stat_in_place(store.out / name, each))
     }
     stats = StatCache(_parent_stats(prepared, store, made), outputs)
-    odd = tuple(words(name, dict(each)) for name, each in sorted(odd_values(receipts).items()))
-    return Published(tuple(staged), tuple(files), stats, odd)
+    return Published(tuple(staged), tuple(files), stats, odd_sentences(receipts))
 
 
 def _placed_shard(receipt: Receipt, made: Mapping[str, Staged], judged: Mapping[str, Stat]) -> Placed:
@@ -193,14 +192,14 @@ def signatures_in(out: Path) -> list[str]:
 def stale_beside_shards(prepared: Prepared, out: Path, memory: Memory, settings: Settings) -> tuple[str, ...]:
     """The files beside the shards that a build would write anew: config, README, index, and what is carried."""
     plan = prepared.plan
-    small = _small_files(plan, index_bytes(plan.weight_map, plan.tensor_bytes))
+    small = small_files(plan, index_bytes(plan.weight_map, plan.tensor_bytes))
     carried = (
         name for name in plan.carried if _carried_before(prepared.parent, name, out, memory, settings) is None
     )
     return (*(name for name, data in small.items() if not _is_published(out / name, data)), *carried)
 
 
-def _small_files(plan: Plan, index: bytes) -> dict[str, bytes]:
+def small_files(plan: Plan, index: bytes) -> dict[str, bytes]:
     """Name -> content of the files that are made from the plan; an index only beside many shards."""
     small = {CONFIG_FILE: plan.config, README_FILE: plan.readme, **plan.beside}
     return small if plan.single else {**small, INDEX_FILE: index}
@@ -217,11 +216,11 @@ def _carry(parent: Parent, name: str, store: Store, memory: Memory, settings: Se
     source, staged, stat = parent.folder / name, store.staging / name, parent.stats[name]
     staged.parent.mkdir(parents=True, exist_ok=True)
     staged.unlink(missing_ok=True)
-    digest, _ = steadily(source, stat, lambda opened: _copied(opened, staged))
+    digest, _ = steadily(source, stat, lambda opened: copied(opened, staged))
     return Placed(FileRecord(stat[0], digest), file_stat(staged), is_new=True)
 
 
-def _copied(source: Source, staged: Path) -> str:
+def copied(source: Source, staged: Path) -> str:
     """Copies the file; its sha256."""
     staged.unlink(missing_ok=True)
     digest = hashlib.sha256()
@@ -259,13 +258,13 @@ def _receipt(
     if shard.file in made:
         receipt, folder = made[shard.file].receipt, store.staging
     else:
-        receipt, folder = _receipt_before(memory.manifest, shard), store.out
+        receipt, folder = receipt_before(memory.manifest, shard), store.out
     if not settings.file_digests:
         return replace(receipt, sha256=None)
     return receipt if receipt.sha256 else replace(receipt, sha256=sha256_of(folder / receipt.file))
 
 
-def _receipt_before(before: Manifest | None, shard: ShardPlan) -> Receipt:
+def receipt_before(before: Manifest | None, shard: ShardPlan) -> Receipt:
     """The receipt of a shard that is up to date, from the manifest that describes it."""
     assert before is not None, f"{shard.file} is called up to date, but there is no manifest"
     record, file = before.shards[shard.file], before.files[shard.file]
@@ -289,17 +288,20 @@ def _parent_verified(prepared: Prepared, receipts: Sequence[Receipt]) -> bool:
     lock, parent = prepared.lock, prepared.parent
     if lock is None:
         return False
-    digests = _input_digests(prepared.plan.shards, receipts)
+    digests = input_digests(prepared.plan.shards, receipts)
     whole = {receipt.file: receipt.sha256 for receipt in receipts if not receipt.rewritten}
     known = [
-        _is_pinned(lock, header, digests, whole.get(header.shard), parent)
+        parent.consumed[header.shard]
+        if header.shard in parent.consumed
+        else is_pinned(lock, header, digests, whole.get(header.shard), parent)
         for header in parent.headers
         if header.shard not in parent.replaced
     ]
-    return prepared.held_by_bytes or (all(known) and len(known) == len(parent.headers))
+    held = prepared.held_by_bytes and all(parent.consumed.values())
+    return held or (all(known) and len(known) == len(parent.headers))
 
 
-def _is_pinned(
+def is_pinned(
     lock: Lock, header: Header, digests: Mapping[str, str], sha256: str | None, parent: Parent
 ) -> bool:
     """Whether a shard of the parent is the pinned one, byte for byte; raises CheckpointError where it is not.
@@ -319,7 +321,7 @@ def _is_pinned(
     return holds_tensors(lock, header.shard, {parent.own_name(name): digest for name, digest in read.items()})
 
 
-def _input_digests(shards: Sequence[ShardPlan], receipts: Sequence[Receipt]) -> dict[str, str]:
+def input_digests(shards: Sequence[ShardPlan], receipts: Sequence[Receipt]) -> dict[str, str]:
     """Parent tensor -> digest, for every one that was read. What was passed on has the digest of its output."""
     digests = {
         piece.source.name: receipt.tensors[piece.ref.name]
@@ -336,7 +338,7 @@ def _source_block(action: Conversion) -> tuple[int, int] | None:
     return (action.source_block.rows, action.source_block.cols) if isinstance(action, Reblock) else None
 
 
-def _manifest(
+def manifest_of(
     prepared: Prepared, settings: Settings, files: Mapping[str, FileRecord], receipts: Sequence[Receipt]
 ) -> Manifest:
     plan = prepared.plan
@@ -382,14 +384,19 @@ def odd_values(receipts: Sequence[Receipt]) -> dict[str, Mapping[str, int]]:
     return {name: odd for receipt in receipts for name, odd in receipt.values.items()}
 
 
-def _refuse_losses(plan: Plan, receipts: Sequence[Receipt]) -> None:
+def odd_sentences(receipts: Sequence[Receipt]) -> tuple[str, ...]:
+    """A sentence for each output tensor that holds NaN, Inf or nothing but zeros."""
+    return tuple(words(name, dict(each)) for name, each in sorted(odd_values(receipts).items()))
+
+
+def refuse_losses(plan: Plan, receipts: Sequence[Receipt]) -> None:
     """Raises BuildError where a block of a lossless build does not decode to the parent's numbers."""
     counts = {name: each for receipt in receipts for name, each in receipt.counts.items()}
     if found := losses(plan, counts):
         raise BuildError("; ".join(map(str, found)) + "; nothing is published, since the build is lossless")
 
 
-def _refuse_odd(receipts: Sequence[Receipt]) -> None:
+def refuse_odd(receipts: Sequence[Receipt]) -> None:
     """Raises BuildError where a strict build has NaN, Inf, a matrix of zeros or an empty tensor."""
     if found := odd_values(receipts):
         name = min(found)

@@ -53,18 +53,25 @@ def make_shards(
     """Makes each shard in `todo`; the largest are begun first."""
     if not todo:
         return Made({}, 0)
-    parent = prepared.parent
-    bytes_moved = sum(input_bytes(parent, shard) + shard.header.file_bytes for shard in todo)
-    once = settings.scheduler is None and bytes_moved > memory_bytes()
-    tasks = {
-        shard.file: task_of(shard, prepared, out, settings, once)
-        for shard in sorted(todo, key=lambda shard: (-shard.header.file_bytes, shard.file))
-    }
+    tasks = tasks_of(todo, prepared, out, settings)
     if settings.scheduler:
         return Made(on_cluster(tasks, settings.scheduler, watch), 0)
     if settings.workers > 1 and _can_fork():
         return on_processes(tasks, settings.workers, watch)
     return Made(in_threads(tasks, settings.workers, watch), min(settings.workers, len(tasks)))
+
+
+def tasks_of(
+    todo: Sequence[ShardPlan], prepared: Prepared, out: Path, settings: Settings
+) -> dict[str, ShardTask]:
+    """File -> its task, the largest first."""
+    parent = prepared.parent
+    bytes_moved = sum(input_bytes(parent, shard) + shard.header.file_bytes for shard in todo)
+    once = settings.scheduler is None and bytes_moved > memory_bytes()
+    return {
+        shard.file: task_of(shard, prepared, out, settings, once)
+        for shard in sorted(todo, key=lambda shard: (-shard.header.file_bytes, shard.file))
+    }
 
 
 def task_of(

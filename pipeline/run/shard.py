@@ -93,6 +93,13 @@ def fill(task: ShardTask, watch: Watch, worker: Worker) -> StagedShard:
         return StagedShard(made["receipt"], stats, staged, _whole(task), written.pop_all())
 
 
+def read(task: ShardTask, watch: Watch, worker: Worker) -> Staged:
+    """What making a shard that is passed on would come to, from the parent's file alone. No byte is written."""
+    names = task.dag.of_shards()
+    made, stats = _run(task, names, Products(pieces=task.plan.pieces), Nowhere(), watch, worker)
+    return Staged(made["receipt"], stats[task.plan.inputs[0]], stats)
+
+
 def count_blocks(task: ShardTask, watch: Watch, worker: Worker) -> dict[str, Counts]:
     """Weight -> how many blocks it has and how many are exact, of each that is encoded; nothing is written."""
     names = [name for name in task.dag.of_shards() if name in ("quantize", "convert")]

@@ -15,7 +15,7 @@ from shardmill.pipeline.manifest.records import Receipt
 from shardmill.pipeline.plan.types import Assignment, Piece, Plan, ShardPlan
 from shardmill.pipeline.recipe.tables import Recipe
 from shardmill.pipeline.stages.dag import Dag
-from shardmill.pipeline.types import Parent, TensorRef
+from shardmill.pipeline.types import Consumed, Parent, TensorRef
 
 Passthrough = Literal["copy", "reflink", "hardlink"]
 
@@ -42,6 +42,7 @@ class Settings:
     )
     scheduler: str | None = None  # address of a dask.distributed scheduler; without one, this machine
     connections: int = 8  # ranges that are asked of a hub at a time, for each shard being made
+    consume: bool = False  # remove each of the parent's shards once its children are whole
 
 
 @dataclass
@@ -165,6 +166,7 @@ class Checkpoint:
     recipe: Recipe
     folder: Path
     sources: Mapping[str, Path] = field(default_factory=dict)
+    consumed: Mapping[str, Consumed] = field(default_factory=dict)  # shards that may have left the folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +180,7 @@ class Prepared:
         str  # digest of what the plan was made from, taken before it was (shardmill.pipeline.run.unchanged)
     )
     lock: Lock | None = None  # what the parent is held to
-    held_by_bytes: bool = False  # every file of the parent was hashed and is the pinned one
+    held_by_bytes: bool = False  # every file that the parent has still was hashed and is the pinned one
     began: int = 0  # nanoseconds: when the stats of what the plan was made from were taken
 
     @property

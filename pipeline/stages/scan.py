@@ -33,11 +33,26 @@ def scan(checkpoint: Checkpoint) -> Parent:
     folder = checkpoint.folder
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: is not a folder; give the parent checkpoint's folder with --parent")
-    headers, stats, single = weight_files(folder, checkpoint.recipe.parent.also)
+    headers, stats, single = weight_files(folder, checkpoint.recipe.parent.also, checkpoint.consumed)
     carried, left = side_files(folder, list(stats), checkpoint.recipe.output.carry)
     stats |= {name: file_stat(folder / name) for name in carried}
     card = front_matter(_text(folder / README_FILE))
-    return Parent(folder, headers, stats, _config(folder), carried, left, single=single, card=card)
+    consumed = {
+        shard: checkpoint.consumed[shard].is_pinned
+        for shard in stats
+        if shard in checkpoint.consumed and not (folder / shard).exists()
+    }
+    return Parent(
+        folder,
+        headers,
+        stats,
+        _config(folder),
+        carried,
+        left,
+        single=single,
+        consumed=consumed,
+        card=card,
+    )
 
 
 def _text(path: Path) -> str:

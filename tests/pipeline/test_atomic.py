@@ -553,9 +553,7 @@ def test_a_parent_file_that_is_replaced_right_after_its_header_was_read_is_refus
     parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another header over the same bytes would put every tensor elsewhere."""
-    scan = importlib.import_module(
-        "shardmill.pipeline.stages.scan"
-    )  # the table of stages has a function of that name
+    files = importlib.import_module("shardmill.pipeline.container.weight_files")
 
     def replacing(path: Path, shard: str) -> Header:
         header = read_header(path, shard)
@@ -563,7 +561,7 @@ def test_a_parent_file_that_is_replaced_right_after_its_header_was_read_is_refus
             write_shard(path, micro_tensors()[shard], {"format": "another"})
         return header
 
-    monkeypatch.setattr(scan, "read_header", replacing)
+    monkeypatch.setattr(files, "read_header", replacing)
     with pytest.raises(CheckpointError, match=f"{SHARDS[0]}: changed since its header was read"):
         build(parent, tmp_path / "out")
     assert published(tmp_path / "out") == {}

@@ -71,6 +71,14 @@ def test_a_lock_is_read_back_as_it_was_written(parent: Path, tmp_path: Path) -> 
     assert load_lock(tmp_path / "pipeline.lock") == lock
 
 
+def test_a_lock_says_which_of_its_digests_are_cryptographic(parent: Path) -> None:
+    body = json.loads(pinned(parent).to_json())
+    said = {name: each["cryptographic"] for name, each in body["digests"].items()}
+    assert said == {"sha256": True, "header": True, "tensors": False}
+    for file in body["files"].values():
+        assert set(file) - {"bytes"} <= set(said)
+
+
 @pytest.mark.parametrize("garbage", ["", "[]", '{"format": "other"}', '{"format": "shardmill/lock/1"}'])
 def test_a_lock_that_is_none_is_refused_by_name(tmp_path: Path, garbage: str) -> None:
     (tmp_path / "pipeline.lock").write_text(garbage)

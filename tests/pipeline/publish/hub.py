@@ -1,4 +1,5 @@
 """A hub on loopback that speaks the calls of huggingface_hub's commits: create, list, preupload, LFS, copy, commit.
+It gives ranges of files.
 
 Everything is in memory. It refuses what a hub refuses: a commit that names bytes nobody sent, a parent commit that is
 not the head, bytes with another sha256. Faults are asked for by call; `kill_at` kills the client at a call, before
@@ -78,6 +79,9 @@ class Hub:
     sent_bytes: int = 0  # of whole objects, and of files that commits carried
     fail: list[tuple[str, int | str]] = field(default_factory=list)  # (call, a status, "cut" or "lost")
     part_bytes: int = 0  # where not 0, objects are sent in parts of so many bytes
+    serves: dict[str, bytes] = field(
+        default_factory=dict
+    )  # sha256 -> other bytes, given in place of the true ones
     regions_differ: bool = False
     kill_at: tuple[int, str] | None = None  # number of the call, "before" or "after"
     victim: int = 0
@@ -107,14 +111,20 @@ def _create(hub: Hub, path: str, body: Any) -> Answer:
     return (200, {"url": f"{hub.address}/{name}", "name": name}, {})
 
 
-def _info(hub: Hub, repository: Repository, name: str, rest: str) -> Answer:
+def _info(repository: Repository, name: str, rest: str) -> Answer:
     revision = rest.removeprefix("/revision/") or "main"
     commit = repository.branches.get(revision, revision)
     if commit not in repository.commits:
         return (404, {"error": "Invalid rev id"}, {"X-Error-Code": "RevisionNotFound"})
-    siblings = [{"rfilename": path} for path in repository.commits[commit]]
+    siblings = [_sibling(path, entry) for path, entry in repository.commits[commit].items()]
     facts = {"id": name, "sha": commit, "private": repository.private, "siblings": siblings, "tags": []}
     return (200, facts, {})
+
+
+def _sibling(path: str, entry: Entry) -> dict[str, Any]:
+    row: dict[str, Any] = {"rfilename": path, "size": len(entry.data)}
+    large = {"sha256": sha256(entry.data), "size": len(entry.data), "pointerSize": 134}
+    return row | ({"lfs": large} if entry.large else {})
 
 
 def _tree(hub: Hub, repository: Repository, name: str, revision: str, cursor: int) -> Answer:
@@ -219,6 +229,9 @@ def answer(hub: Hub, method: str, url: str, raw: bytes) -> Answer:
         return (200, {"errors": [], "warnings": []}, {})
     if match := re.fullmatch(r"/(upload|part|complete|verify)/([^/]+/[^/]+)/(\w+)(?:/(\d+))?", path):
         return _storage(hub, match, raw)
+    if match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+        found = (hub.repositories[match[1]].at(match[2]) or {}).get(urllib.parse.unquote(match[3]))
+        return (206, hub.serves.get(sha256(found.data), found.data), {}) if found else _NOT_FOUND
     if match := re.fullmatch(r"/([^/]+/[^/]+)\.git/info/lfs/objects/batch", path):
         repository = hub.repositories.get(match[1])
         return _batch(hub, repository, match[1], json.loads(raw)) if repository else _NOT_FOUND
@@ -242,7 +255,7 @@ def answer(hub: Hub, method: str, url: str, raw: bytes) -> Answer:
         return (200, {}, {})
     if rest == "/lfs-files/duplicate":
         return _duplicate(hub, repository, json.loads(raw))
-    return _info(hub, repository, name, rest)
+    return _info(repository, name, rest)
 
 
 def _storage(hub: Hub, match: re.Match[str], raw: bytes) -> Answer:
@@ -267,6 +280,8 @@ def call_name(method: str, url: str) -> str:
             return word
     if "/lfs-files/duplicate" in path:
         return "duplicate"
+    if "/resolve/" in path:
+        return "resolve"
     first = path.split("/")[1]
     return first if first in ("upload", "part", "complete", "verify") else "info"
 
@@ -327,11 +342,16 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             return data
 
         def _send(self, status: int, body: Any, headers: dict[str, str]) -> None:
-            data = json.dumps(body).encode()
+            if isinstance(body, bytes):  # a file, of which a range is asked for
+                first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+                headers = {"Content-Range": f"bytes {first}-{last}/{len(body)}"}
+                data = body[first : last + 1]
+            else:
+                data = json.dumps(body).encode()
             self.send_response(status)
             for key, value in {**headers, "Content-Type": "application/json"}.items():
                 self.send_header(key, value)
-            if status >= 400 and "error" in body:
+            if status >= 400 and isinstance(body, dict) and "error" in body:
                 self.send_header("X-Error-Message", body["error"])
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -42,7 +43,11 @@ class Publisher:
         assert self.back.readline() == "ready\n"
 
     def publish(self, hub: Hub, folder: Path, kill_at: tuple[int, str] | None) -> str:
-        self.to.write(f"{folder}\t{PLACE}\n")
+        return self.run(hub, ["publish", str(folder), PLACE, "--workers", "1"], kill_at)
+
+    def run(self, hub: Hub, words: list[str], kill_at: tuple[int, str] | None) -> str:
+        """How the command ended: "killed", or "ended" and its exit code."""
+        self.to.write(json.dumps(words) + "\n")
         self.to.flush()
         hub.victim, hub.kill_at = int(self.back.readline()), kill_at
         self.to.write("go\n")

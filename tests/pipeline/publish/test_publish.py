@@ -328,3 +328,42 @@ def test_a_library_that_is_too_old_to_copy_is_told(
     monkeypatch.setattr(huggingface_hub, "CommitOperationCopy", lambda src_path_in_repo, path_in_repo: None)
     assert "needs a newer huggingface_hub" in str(run(child, PLACE, "--create").exception)
     assert hub.calls == []
+
+
+def test_progress_tells_bytes_rate_and_time_left_and_comes_to_what_is_sent(
+    hub: Hub, child: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shardmill.pipeline.commands import progress
+
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 0.0)
+    result = run(child, PLACE, "--create", "--workers", "1")
+    lines = [line for line in result.stderr.splitlines() if "/s, " in line]
+    assert lines[-1].endswith("0 s left")
+    done, total = lines[-1].split(", ")[0].split(" of ")
+    assert done == total == progress.human(hub.sent_bytes)
+
+
+def test_a_quiet_publication_tells_no_progress(
+    hub: Hub, child: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shardmill.pipeline.commands import progress
+
+    monkeypatch.setattr(progress, "_SECONDS_BETWEEN_LINES", 0.0)
+    result = CliRunner().invoke(shardmill, ["-q", "publish", str(child), PLACE, "--create"])
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("part_bytes", [0, 1000])
+def test_what_is_read_for_the_hub_is_counted_once(hub: Hub, child: Path, part_bytes: int) -> None:
+    """An expired link makes a file go twice; it is counted once all the same."""
+    from shardmill.pipeline.publish.publish import Wish, publish, survey
+
+    hub.part_bytes = part_bytes
+    hub.fail.append(("part" if part_bytes else "upload", 403))
+    counts: list[int] = []
+    wish = Wish(create=True)
+    surveyed = survey(child, parse_place(PLACE), wish, lambda line: None)
+    totals: list[int] = []
+    publish(surveyed, wish, lambda line: None, totals.append, counts.append)
+    assert sum(counts) == totals[0] == surveyed.plan.bytes("send")
+    assert len(counts) > len(surveyed.plan.of("send")) or not part_bytes

@@ -1,0 +1,67 @@
+"""Whether a parent is this build's alone, so that its shards may be removed: no link, no cache, no other recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from shardmill.pipeline.container.hub import origin_of, place_of
+from shardmill.pipeline.container.regular import resolved
+from shardmill.pipeline.errors import BuildError, CheckpointError
+from shardmill.pipeline.manifest.lock import Lock, load_lock
+from shardmill.pipeline.types import Parent
+
+
+def refuse_shared(parent: Parent, lock: Lock | None, lock_file: Path) -> None:
+    """Raises BuildError where there is none, or where somebody else may use a shard of the parent."""
+    folder = parent.folder
+    if lock is None:
+        raise BuildError(
+            f"--consume-parent removes the parent's shards and needs {lock_file}, which says what they were; "
+            f"run `shardmill pin` first"
+        )
+    if origin_of(folder):
+        raise BuildError(f"{place_of(folder)}: lies on a hub, not on this disk; leave --consume-parent out")
+    if folder.is_symlink():
+        raise BuildError(f"{folder}: is a link to {resolved(folder)}, which others may use; {_INSTEAD}")
+    if "snapshots" in resolved(folder).parts and any(
+        part.startswith("models--") for part in resolved(folder).parts
+    ):
+        raise BuildError(f"{folder}: is in a hub's cache, which other programs use; {_INSTEAD}")
+    for header in parent.own_headers:
+        if header.shard not in parent.consumed and header.shard not in parent.replaced:
+            _refuse_links(folder / header.shard)
+    for other in _locks_beside(folder, lock_file):
+        if _names_same_files(other, lock):
+            raise BuildError(f"{other}: another recipe is pinned to the same parent; {_INSTEAD}")
+
+
+_INSTEAD = "give a copy that is this build's alone, or leave --consume-parent out"
+
+
+def _refuse_links(path: Path) -> None:
+    if path.is_symlink():
+        raise BuildError(f"{path}: is a link to {path.readlink()}, which others may use; {_INSTEAD}")
+    if (links := path.stat().st_nlink) > 1:
+        raise BuildError(f"{path}: has {links} names (hard links), of which others may be used; {_INSTEAD}")
+
+
+def _locks_beside(folder: Path, own: Path) -> Iterator[Path]:
+    """Other lock files beside the recipe, in the parent's folder, and beside that folder."""
+    mine = resolved(own)
+    seen = set()
+    for place in (own.parent, folder, folder.absolute().parent):
+        for path in sorted(place.glob("*.lock")):
+            if path.is_file() and resolved(path) != mine and resolved(path) not in seen:
+                seen.add(resolved(path))
+                yield path
+
+
+def _names_same_files(path: Path, lock: Lock) -> bool:
+    """Whether the file is a lock of ours that names a file of `lock`, by its sha256. Other tools have locks too."""
+    try:
+        other = load_lock(path)
+    except (CheckpointError, OSError):
+        return False
+    ours = {file.sha256 for file in lock.files.values()}
+    return other is not None and any(file.sha256 in ours for file in other.files.values())

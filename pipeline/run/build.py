@@ -16,6 +16,7 @@ from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.state import Memory, Staged
 from shardmill.pipeline.manifest.store import Store
 from shardmill.pipeline.plan.types import Plan, ShardPlan
+from shardmill.pipeline.run import kernel as kernels
 from shardmill.pipeline.run.locking import locked
 from shardmill.pipeline.run.place import refuse_full_disk, refuse_out
 from shardmill.pipeline.run.publish import publish, signatures_in, stale_beside_shards
@@ -95,6 +96,8 @@ def _build(
     refuse_full_disk(todo, parent, store.out, settings.passthrough)
     bytes_read = sum(input_bytes(parent, shard) for shard in todo)
     begin(bytes_read)
+    settings = kernels.chosen(settings, bytes_read)
+    kernels.tell_of_compiling(settings, todo, tell)
     workers = make_shards(todo, prepared, store.out, settings, watch).workers
     made = _made(stale, store)
     _tell_what_goes(plan, memory, tell)

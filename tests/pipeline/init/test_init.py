@@ -107,7 +107,9 @@ def test_fused_rows_that_end_inside_a_block_keep_the_whole_group() -> None:
 )
 def test_a_family_is_called_what_its_tensors_are(homes: tuple[str, ...], called: str) -> None:
     """A model without shared experts, or without a dense MLP, has no family that names them."""
-    made = families(drafted(bf16({**ATTENTION, **{f"{home}.down_proj.weight": (256, 256) for home in homes}})))
+    made = families(
+        drafted(bf16({**ATTENTION, **{f"{home}.down_proj.weight": (256, 256) for home in homes}}))
+    )
     assert [name for name in made if "MLP" in name or "shared" in name] == [called]
 
 

@@ -101,7 +101,7 @@ def test_a_plan_is_whole_on_every_terminal(home: Path, width: int, variables: di
     text = _plain(sent)
     assert (code, "Traceback" in text) == (0, False), text
     line = next(line for line in text.splitlines() if NAME in line)
-    assert "quantize" in line and "[8,8]" in line, text
+    assert ("quantize" in line, "[8,8]" in line) == (True, True), text
     coloured = re.findall(r"\x1b\[[0-9;]*3[0-7]m", sent)
     assert not (coloured and "NO_COLOR" in variables), coloured
     assert ("\x1b" in sent) <= (variables.get("TERM") != "dumb")

@@ -147,13 +147,13 @@ def _show_plan(prepared: Prepared, facts: dict[str, Any]) -> None:
     for side in ("parent", "output"):
         sums = facts[side]
         click.echo(
-            f"{side}: {counted(sums['files'], 'file')}, {sums['tensors']:,} tensors, {sums['tensor_bytes']:,} tensor bytes, "
-            f"{sums['file_bytes']:,} file bytes ({human(sums['file_bytes'])})"
+            f"{side}: {counted(sums['files'], 'file')}, {counted(sums['tensors'], 'tensor')}, "
+            f"{sums['tensor_bytes']:,} tensor bytes, {sums['file_bytes']:,} file bytes ({human(sums['file_bytes'])})"
         )
     rewritten = len(facts["files_rewritten"])
     click.echo(
-        f"{facts['converted']:,} tensors convert; {counted(rewritten, 'file')} {'is' if rewritten == 1 else 'are'} rewritten, "
-        f"{facts['output']['files'] - rewritten} passed on; config.json gets {facts['config_entries']:,} entries"
+        f"{facts['converted']:,} tensors convert; {counted(rewritten, 'file')} {'is' if rewritten == 1 else 'are'} "
+        f"rewritten, {facts['output']['files'] - rewritten} passed on; config.json gets {facts['config_entries']:,} entries"
     )
     _show_side_files(facts["side_files"])
     if "disk" in facts:

@@ -17,7 +17,7 @@ case "$(PARENT)" in ""|hf://?*/?*) ;; *) test -d "$(PARENT)";; esac || { echo "P
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: docs commands test-all report report-shots fuzz mutants help setup plan explain checkpoint verify test bench bench-large bench-cores bench-profile bench-revisions bench-peers real torture lint clean vllm-test loaders-test serving-wheel install-test gpu-test gpu-forward gpu-forward-parts gpu-bench accept-real accept-coverage torture-calls torture-walk
+.PHONY: docs commands test-all report report-shots fuzz mutants clean-zoo tools help setup plan explain checkpoint verify test bench bench-large bench-cores bench-profile bench-revisions bench-peers real torture lint clean vllm-test loaders-test serving-wheel install-test gpu-test gpu-forward gpu-forward-parts gpu-bench accept-real accept-coverage torture-calls torture-walk loaders-table peers-formats bench-formats layouts
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ docs: ## the pages of docs/ as a site, in build/site; its tools go into .venv-do
 commands: $(READY) ## write docs/commands.md from the commands
 	$(BIN)/python -m shardmill.pipeline.commands.reference > docs/commands.md
 
+layouts: $(READY) ## what init makes of 40 published layouts at true size, as a table (minutes)
+	$(BIN)/python -m tests.pipeline.init.published
+
 report: $(READY) parent-ready ## a page on the checkpoint in OUT, in build/report
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[report]'
 	$(BIN)/shardmill report "$(OUT)" --parent "$(parent)" --out build/report
@@ -98,6 +101,9 @@ bench: .venv-bench/.ready ## measure builds, kernels and plans against a plain c
 	$(BENCH) -m bench.recipes --json > build/bench/recipes.json
 	$(BENCH) -m bench.build --json build/bench/build.json
 	$(BENCH) -m bench.write build/bench
+
+bench-formats: .venv-bench/.ready ## speed and memory of each number format on this machine; minutes
+	$(BENCH) -m bench.formats
 
 bench-large: .venv-bench/.ready ## a build larger than the memory against a copy; 1.2 times the memory of disk, root
 	$(BENCH) -m bench.large
@@ -148,7 +154,18 @@ vllm-test: .venv-vllm/.ready $(VLLM_TEST)/libcuda.so.1 $(VLLM_TEST)/site ## the 
 LOADERS   := .venv-loaders/bin/python
 
 loaders-test: .venv-loaders/.ready ## what transformers holds of our builds, bit for bit, and what verify loads says of it: 2 GB, minutes
-	$(LOADERS) -m pytest tests/pipeline/profiles/test_loaders.py tests/verify/loaders
+	$(LOADERS) -m pytest tests/pipeline/profiles/test_loaders.py tests/pipeline/loaders tests/verify/loaders
+
+loaders-table: .venv-loaders/.ready ## 52 architectures x profiles x formats in stock transformers: right, refused by plan, or wrong; minutes
+	$(LOADERS) -m tests.pipeline.loaders.table
+
+PEERS_FORMATS := .venv-peers-formats/bin/python
+
+peers-formats: ## our bits and squared errors beside compressed-tensors', ModelOpt's, torchao's and transformers': 1 GB
+	test -x $(PEERS_FORMATS) || $(PYTHON) -m venv .venv-peers-formats
+	$(PEERS_FORMATS) -m pip install --quiet --disable-pip-version-check --editable '.[torch,loaders]'
+	$(PEERS_FORMATS) -m pip install --quiet --disable-pip-version-check nvidia-modelopt==0.47.0 torchao==0.18.0
+	$(PEERS_FORMATS) -m tests.pipeline.formats.peers
 
 install-test: $(READY) ## install beside the packages `kernels` and `transformers`, in both orders: 1 GB, minutes
 	rm -rf build/install && mkdir -p build/install
@@ -200,11 +217,17 @@ serving-wheel: ## the wheel of the serving image: runtime_patch and kernels alon
 	rm -rf build/serving && mkdir -p build/serving
 	mkdir -p build/serving/src/shardmill
 	cp -r runtime_patch kernels src/shardmill/__init__.py build/serving/src/shardmill/
-	cp runtime_patch/pyproject.toml build/serving/
+	cp runtime_patch/pyproject.toml LICENSE build/serving/
 	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/serving/dist build/serving
 
 fuzz: $(READY) ## 200,000 hostile inputs for verify's readers
 	$(BIN)/python -m tests.verify.fuzz --inputs 200000
+
+clean-zoo: $(READY) ## every clean checkpoint of the zoo, alone, remote and beside its parent: verify all finds nothing
+	$(BIN)/python -m tests.verify.sweep
+
+tools: $(READY) ## six other tools make checkpoints in environments of their own; verify judges and names them: 9 GB, long
+	$(BIN)/python -m tests.verify.tools build/tools
 
 mutants: $(READY) ## clean checkpoints changed in every place: verify finds all, and prints the kill rate
 	$(BIN)/python -m tests.verify.mutants

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardmill.kernels.block_fp8_numpy import NumpyRows
-from shardmill.kernels.block_fp8_scales import amax_scales, ue8m0_scales
+from shardmill.kernels.block_fp8_scales import amax_scales, bf16_scales, ue8m0_scales
 from shardmill.kernels.block_fp8_tiny import is_tiny, tiny_codes
 from shardmill.kernels.float_env import default_arithmetic
 from shardmill.kernels.formats import E4M3_MAX, E4M3_VALUES, F32, U8, U16, U32, bf16_to_f32, nearest_codes
@@ -82,6 +82,10 @@ def _least_error(rows: Rows, source: NDArray[Any], maxima: U32, block: Block) ->
 
 RECIPES: Final[dict[str, Recipe]] = {
     "amax/1": Recipe("amax / 448", lambda rows, source, maxima, block: (amax_scales(maxima), {})),
+    "amax-bf16/1": Recipe(
+        "amax / 448 rounded to BF16, which loaders that keep scales in the model's dtype hold exactly",
+        lambda rows, source, maxima, block: (bf16_scales(maxima), {}),
+    ),
     "mse/1": Recipe("the best by squared error of eight from amax / 448 to nearly its double", _least_error),
     "recover/1": Recipe("the scale it had, where that is proven lossless, else amax / 448", _recovered),
     "ue8m0/1": Recipe(

@@ -10,6 +10,7 @@ from shardmill.kernels.block_fp8_tiny import mend_subnormal_scales
 from shardmill.kernels.formats import E4M3_MAX, F32, U32
 
 _MANTISSA = np.uint32(0x7FFFFF)
+_SMALLEST_BF16_BITS = np.uint32(1 << 16)  # 2^-133
 _SMALLEST_UE8M0_BITS = np.uint32(1 << 22)  # 2^-127, the code 0 of UE8M0
 
 
@@ -18,6 +19,17 @@ def amax_scales(maxima: U32) -> F32:
     scales = maxima.view(np.float32) / np.float32(E4M3_MAX)
     scales[maxima == 0] = 1.0
     mend_subnormal_scales(maxima, scales)
+    return scales
+
+
+def bf16_scales(maxima: U32) -> F32:
+    """amax / 448 in f32, rounded to BF16, ties to even, and >= 2^-133, the smallest BF16.
+
+    A loader that keeps scales in the model's dtype has the very number, and code times scale needs 12 bits.
+    """
+    bits = amax_scales(maxima).view(np.uint32)
+    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)) & ~np.uint32(0xFFFF)
+    scales: F32 = np.maximum(rounded, _SMALLEST_BF16_BITS).view(np.float32)
     return scales
 
 

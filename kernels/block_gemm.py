@@ -1,4 +1,7 @@
-"""Block-FP8 GEMM: out[M, N] = x[M, K] @ w[N, K]^T with one f32 scale a block of w and one a token and group of x.
+"""Block-FP8 GEMM: out[M, N] = x[M, K] @ w[N, K]^T with one scale a block of w and one a token and group of x.
+
+Scales are f32, or E8M0 bytes (u8 or torch.float8_e8m0fnu), a fourth of their size, as DeepSeek-V4.1 stores them: every
+kernel takes either form on either side, and gives the bits that the f32 of the same powers of two give.
 
 Three kernels (kernels.triton_gemm) and the choice between them. The stock-style kernel is vLLM's algorithm: any M,
 and its tile along K cannot exceed a scale block, which at 32 leaves two thirds of the memory bandwidth unused. The
@@ -60,11 +63,15 @@ class Stock:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Parameters of the decode kernel: 16-row tiles of a program, chunks asked for at once, warps along K."""
+    """Parameters of the decode kernel: 16-row tiles of a program, chunks asked for at once, warps along K.
+
+    early: its first weights are asked for before the kernel in front of it is done (programmatic dependent launch).
+    """
 
     tiles: int
     depth: int
     warps: int
+    early: bool = False
 
     @classmethod
     def default(cls) -> Self:
@@ -72,10 +79,12 @@ class Decode:
 
     @classmethod
     def from_json(cls, entry: dict[str, int]) -> Self:
-        return cls(*(entry[name] for name in _DECODE_NAMES))
+        tiles, depth, warps = (entry[name] for name in _DECODE_NAMES)
+        return cls(tiles, depth, warps, bool(entry.get(_EARLY_NAME)))
 
     def to_json(self) -> dict[str, int]:
-        return dict(zip(_DECODE_NAMES, (self.tiles, self.depth, self.warps), strict=True))
+        named = dict(zip(_DECODE_NAMES, (self.tiles, self.depth, self.warps), strict=True))
+        return named | ({_EARLY_NAME: 1} if self.early else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +94,7 @@ class Gemv:
     rows: int
     step: int
     warps: int
+    early: bool = False
 
     @classmethod
     def default(cls) -> Self:
@@ -92,15 +102,18 @@ class Gemv:
 
     @classmethod
     def from_json(cls, entry: dict[str, int]) -> Self:
-        return cls(*(entry[name] for name in _GEMV_NAMES))
+        rows, step, warps = (entry[name] for name in _GEMV_NAMES)
+        return cls(rows, step, warps, bool(entry.get(_EARLY_NAME)))
 
     def to_json(self) -> dict[str, int]:
-        return dict(zip(_GEMV_NAMES, (self.rows, self.step, self.warps), strict=True))
+        named = dict(zip(_GEMV_NAMES, (self.rows, self.step, self.warps), strict=True))
+        return named | ({_EARLY_NAME: 1} if self.early else {})
 
 
 _STOCK_NAMES = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages")
 _DECODE_NAMES = ("TILES", "DEPTH", "num_warps")
 _GEMV_NAMES = ("ROWS", "STEP", "num_warps")
+_EARLY_NAME = "EARLY"
 
 
 def quantize(
@@ -149,11 +162,12 @@ def gemm(
     out: torch.Tensor | None = None,
     how: Stock | Decode | Gemv | None = None,
 ) -> torch.Tensor:
-    """x E4M3 [M, K], x_scale f32 [M, K / block_k], w E4M3 [N, K], w_scale f32 [ceil(N / block_n), K / block_k],
-    bias [N] -> out [M, N], bf16 unless `out` is given. `how` forces a kernel; by default `choose` picks it.
+    """x E4M3 [M, K], x_scale [M, K / block_k], w E4M3 [N, K], w_scale [ceil(N / block_n), K / block_k], scales f32 or
+    E8M0, bias [N] -> out [M, N], bf16 unless `out` is given. `how` forces a kernel; by default `choose` picks it.
     """
     tokens, K = x.shape
     N = w.shape[0]
+    x_scale, w_scale = _loadable(x_scale), _loadable(w_scale)
     _check(x, x_scale, w, w_scale, block)
     out = torch.empty((tokens, N), dtype=torch.bfloat16, device=x.device) if out is None else out
     if tokens == 0:
@@ -172,11 +186,20 @@ def gemm(
             TILES=how.tiles,
             DEPTH=how.depth,
             WARPS=how.warps,
+            **_early(how, x.device),
             num_warps=how.warps,
         )
     elif isinstance(how, Gemv):
         gemv_kernel[(triton.cdiv(N, how.rows),)](
-            x, w, *tensors, K=K, **shared, ROWS=how.rows, STEP=how.step, num_warps=how.warps
+            x,
+            w,
+            *tensors,
+            K=K,
+            **shared,
+            ROWS=how.rows,
+            STEP=how.step,
+            **_early(how, x.device),
+            num_warps=how.warps,
         )
     else:
         programs = triton.cdiv(tokens, how.block_m) * triton.cdiv(N, how.block_n)
@@ -194,6 +217,22 @@ def gemm(
             num_stages=how.stages,
         )
     return out
+
+
+def _loadable(scale: torch.Tensor) -> torch.Tensor:
+    """The scales in a form that the kernels tell apart: f32 as they are, E8M0 as u8. Other dtypes are a ValueError."""
+    if scale.dtype == torch.float8_e8m0fnu:
+        return scale.view(torch.uint8)
+    if scale.dtype not in (torch.float32, torch.uint8):
+        raise ValueError(f"scales must be float32 or E8M0 (uint8, float8_e8m0fnu), got {scale.dtype}")
+    return scale
+
+
+def _early(how: Decode | Gemv, device: torch.device) -> dict[str, Any]:
+    """The launch's words for programmatic dependent launch, where it is wanted and the card has it."""
+    if not how.early or device.type != "cuda" or torch.cuda.get_device_capability(device)[0] < 9:
+        return {}
+    return {"EARLY": True, "launch_pdl": True}
 
 
 def _check(

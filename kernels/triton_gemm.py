@@ -1,13 +1,28 @@
 """The device code of the block-FP8 GEMM: activation quantization, the stock-style kernel, the decode kernel.
 
 All three compute out[m, n] = sum over groups of (sum over k in the group of x[m, k] * w[n, k]) * x_scale[m, group]
-* w_scale[n / block_n, group], with x and w in E4M3 and sums in f32.
+* w_scale[n / block_n, group], with x and w in E4M3 and sums in f32. Either side's scales are f32, or E8M0 bytes (u8),
+which become the f32 of the same value when they are loaded: on powers of two both forms give the same bits.
 """
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from shardmill.kernels.triton_convert import e4m3_byte
+
+
+@triton.jit
+def f32_scale(scale):
+    """A loaded scale as f32: f32 as it is; an E8M0 byte b as 2**(b - 127), 255 as NaN (OCP MX v1.0, section 5.4.1)."""
+    if scale.dtype == tl.uint8:
+        byte = scale.to(tl.int32)
+        bits = tl.where(byte == 0, 0x00400000, byte << 23)  # 2**-127 is subnormal in f32
+        bits = tl.where(byte == 255, 0x7FC00000, bits)
+        result = bits.to(tl.float32, bitcast=True)
+    else:
+        result = scale
+    return result
 
 
 @triton.jit
@@ -82,8 +97,8 @@ def stock_kernel(
         a = tl.load(x_at, mask=inside[None, :], other=0.0)
         b = tl.load(w_at, mask=inside[:, None], other=0.0)
         group = step * BLOCK_SIZE_K // BLOCK_K
-        a_scale = tl.load(x_scale + m * groups + group)
-        b_scale = tl.load(w_scale + n // BLOCK_N * groups + group)
+        a_scale = f32_scale(tl.load(x_scale + m * groups + group))
+        b_scale = f32_scale(tl.load(w_scale + n // BLOCK_N * groups + group))
         total += tl.dot(a, b) * a_scale[:, None] * b_scale[None, :]
         x_at += BLOCK_SIZE_K
         w_at += BLOCK_SIZE_K
@@ -153,12 +168,18 @@ def gemv_kernel(
     HAS_BIAS: tl.constexpr,
     ROWS: tl.constexpr,
     STEP: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ):
     """A few tokens, by multiply and add: a program takes ROWS output rows over the whole of K.
 
     A thread sums the 16 products of its 16-byte load, scales the sum in f32 and adds it to its total; threads meet
     once, at the end. Plain Triton: it runs on any card.
+
+    EARLY (compute capability 9.0 and up): the launch does not wait for the kernel before it, which the weights do not
+    depend on. A program asks for its first weights, then waits until that kernel is done, then reads the tokens.
     """
+    if EARLY:
+        gdc_launch_dependents()
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     at = w + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K + tl.arange(0, STEP)[None, :]
     PARTS: tl.constexpr = STEP // 16
@@ -175,13 +196,16 @@ def gemv_kernel(
             codes = tl.load(at + k, eviction_policy="evict_first")
         else:
             codes = tl.load(at + k, mask=(tl.arange(0, STEP) + k < K)[None, :], other=0.0)
+        if EARLY and k == 0:
+            gdc_wait()
         weights = tl.reshape(codes.to(tl.float32), [ROWS, PARTS, 16])
-        scale = tl.load(w_scale + k // BLOCK_K + group, mask=inside, other=0.0)
+        scale = f32_scale(tl.load(w_scale + k // BLOCK_K + group, mask=inside, other=0))
         fresh = ()
         for m in tl.static_range(M):
             token = tl.load(x + m * K + k + tl.arange(0, STEP), mask=tl.arange(0, STEP) + k < K, other=0.0)
             sums = tl.sum(weights * tl.reshape(token.to(tl.float32), [1, PARTS, 16]), 2)
-            both = scale * tl.load(x_scale + m * GROUPS + k // BLOCK_K + group, mask=inside, other=0.0)
+            token_scale = tl.load(x_scale + m * GROUPS + k // BLOCK_K + group, mask=inside, other=0)
+            both = scale * f32_scale(token_scale)
             fresh += (totals[m] + sums * both[None, :],)
         totals = fresh
     for m in tl.static_range(M):
@@ -216,6 +240,7 @@ def decode_kernel(
     TILES: tl.constexpr,
     DEPTH: tl.constexpr,
     WARPS: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ):
     """At most 8 tokens: a program takes 16 * TILES output rows over the whole of K, its warps interleaved along K.
 
@@ -226,7 +251,10 @@ def decode_kernel(
     first, and tokens beyond four form a second set.
 
     x and w come as 8-byte words. A thread is an element of the 1-D tensors: lane = thread % 32 = 4 * g + t.
+    EARLY as in gemv_kernel.
     """
+    if EARLY:
+        gdc_launch_dependents()
     CHUNKS: tl.constexpr = K // CHUNK
     ROUNDS: tl.constexpr = (CHUNKS + WARPS * DEPTH - 1) // (WARPS * DEPTH)
     thread = tl.arange(0, 32 * WARPS)
@@ -248,6 +276,8 @@ def decode_kernel(
             chunk = tl.minimum((begin * DEPTH + step) * WARPS + thread // 32, CHUNKS - 1)
             for i in tl.static_range(2 * TILES):
                 words += (_load_pair(rows[i] + chunk * (CHUNK // 8), thread >= 0),)
+        if EARLY:
+            gdc_wait()  # at once, but in the first round
         words = _arrived(words, nothing)
         for step in tl.static_range(DEPTH):
             chunk = (begin * DEPTH + step) * WARPS + thread // 32
@@ -309,15 +339,15 @@ def _load_tokens(
         column = g % 4
         here = here & (g // 4 == t // 2)
         first = 2 * (t % 2)
-    b_scale = tl.load(w_scale + group)
+    b_scale = f32_scale(tl.load(w_scale + group))
     tokens = ()
     scales = ()
     for j in tl.static_range(SETS):
         m = column + 4 * j
         tokens += (_load_pair(x + m * (K // 8) + 2 * t + chunk * (CHUNK // 8), here & (m < M)),)
         m = first + 4 * j
-        low = tl.load(x_scale + m * GROUPS + group, mask=live & (m < M), other=0.0)
-        high = tl.load(x_scale + (m + 1) * GROUPS + group, mask=live & (m + 1 < M), other=0.0)
+        low = f32_scale(tl.load(x_scale + m * GROUPS + group, mask=live & (m < M), other=0))
+        high = f32_scale(tl.load(x_scale + (m + 1) * GROUPS + group, mask=live & (m + 1 < M), other=0))
         scales += ((low * b_scale, high * b_scale),)
     return tokens, scales
 

@@ -15,7 +15,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,11 +84,16 @@ def decode_candidates(tokens: int, block: Block) -> list[Decode | Gemv]:
         return []
     rows = [Gemv(*how) for how in _GEMV] if tokens <= 4 else []
     tiles = [Decode(*how) for how in _DECODE if block_gemm.MMA_ROWS * how[0] <= block[0]]
-    return [*rows, *tiles]
+    late: list[Decode | Gemv] = [*rows, *tiles]
+    return [*late, *(replace(how, early=True) for how in late)]
 
 
 _GEMV = (
+    (1, 2048, 1),
+    (1, 4096, 2),
+    (2, 1024, 1),
     (2, 1024, 2),
+    (2, 2048, 2),
     (4, 1024, 2),
     (4, 1024, 4),
     (4, 2048, 4),

@@ -12,9 +12,10 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal, Self
 
 from shardmill.pipeline.formats import formats
-from shardmill.pipeline.formats.base import Format, Params, Spelling
+from shardmill.pipeline.formats.base import RECAST, Format, Params, Spelling
 from shardmill.pipeline.formats.base import Part as FormatPart
-from shardmill.pipeline.formats.module import MAIN, WEIGHT, Held, held, is_further_part, main_end, targets
+from shardmill.pipeline.formats.kept import keeps
+from shardmill.pipeline.formats.module import MAIN, WEIGHT, Held, end_of, held, is_further_part, targets
 from shardmill.pipeline.plan import sources
 from shardmill.pipeline.types import SCALE_SUFFIXES, BlockShape, Shape, TensorRef
 
@@ -286,7 +287,17 @@ class Convert(Conversion):
 
     name = "convert"
     needs = ("to", "expect")
-    takes = ("source", "block", "source_block", "group", "numerics", "lossless", "transposed", "unstack")
+    takes = (
+        "source",
+        "block",
+        "source_block",
+        "scale_dtype",
+        "group",
+        "numerics",
+        "lossless",
+        "transposed",
+        "unstack",
+    )
     stage = "convert"
     consumes_scales = True
 
@@ -294,6 +305,7 @@ class Convert(Conversion):
     profile: str
     source: str = "bf16"
     source_block: BlockShape = _USUAL
+    scale_dtype: str = "F32"  # of block FP8; F8_E8M0: powers of two
     group: int = 128
     lossless: bool = False  # whether a block that does not decode to the parent's numbers is refused
     transposed: bool = False  # the parent stores [..., C, R]
@@ -306,11 +318,14 @@ class Convert(Conversion):
         form = _format(given["to"], "to")
         if form.encode is None:
             raise ValueError(f"`to`: {form.name} is only read; choose from {', '.join(_written())}")
-        spelling = form.spelling(given["profile"])
-        law = given.get("numerics") or (spelling.law if spelling else "") or next(iter(form.laws))
-        if law not in form.laws:
-            raise ValueError(f"`numerics`: {form.name} has no {law!r}; choose from {', '.join(form.laws)}")
-        _format(given.get("source", "bf16"), "source")
+        spelling, source = form.spelling(given["profile"]), _format(given.get("source", "bf16"), "source")
+        laws = list(form.laws)
+        laws[:0] = [spelling.law] if spelling and spelling.law else []
+        laws[:0] = [RECAST] if source.name != "bf16" and keeps(source, form) else []
+        law = given.get("numerics") or laws[0]
+        if law not in laws:
+            raise ValueError(f"`numerics`: {form.name} has no {law!r}; choose from {', '.join(laws)}")
+        _refuse_scale_dtype(given.get("scale_dtype", "F32"), form, law)
         for key, kind in (("lossless", bool), ("transposed", bool), ("unstack", bool), ("group", int)):
             if key in given and type(given[key]) is not kind:
                 raise ValueError(f"`{key}` should be {'true or false' if kind is bool else 'a whole number'}")
@@ -325,7 +340,7 @@ class Convert(Conversion):
 
     @property
     def params(self) -> Params:
-        return Params((self.block.rows, self.block.cols), self.group, self.numerics)
+        return Params((self.block.rows, self.block.cols), self.group, self.scale_dtype, self.numerics)
 
     @property
     def block_made(self) -> BlockShape | None:
@@ -341,8 +356,9 @@ class Convert(Conversion):
         form = formats()[self.source]
         if form.name == "bf16":
             return (*ref.shape[:-2], *reversed(ref.shape[-2:])) if self.transposed else ref.shape
-        ending = [each for each in form.spellings if ref.name.endswith(main_end(each))]
-        return form.weight_shape(ref.shape, max(ending, key=lambda each: len(main_end(each))))
+        ends = {each.profile: end_of(ref.name, each) for each in form.spellings}
+        fitting = [each for each in form.spellings if ends[each.profile] is not None]
+        return form.weight_shape(ref.shape, max(fitting, key=lambda each: len(ends[each.profile] or "")))
 
     def spelling(self) -> Spelling:
         spelling = formats()[self.to].spelling(self.profile)
@@ -376,7 +392,7 @@ class Convert(Conversion):
     def made(self, ref: TensorRef) -> dict[str, tuple[str, FormatPart]]:
         """Role -> (name, part) of what `ref` becomes, where it is not unstacked."""
         form, target = formats()[self.source], formats()[self.to]
-        ends = [WEIGHT] if form.name == "bf16" else [main_end(each) for each in form.spellings]
+        ends = [WEIGHT] if form.name == "bf16" else [end_of(ref.name, each) or "" for each in form.spellings]
         end = max((each for each in ends if ref.name.endswith(each)), key=len, default="")
         plain = end != WEIGHT and not end.startswith(".")
         found = targets(
@@ -408,6 +424,8 @@ class Convert(Conversion):
         """Why the profile has no words for the target; None where it has."""
         form = formats()[self.to]
         spelling = form.spelling(self.profile)
+        if self.scale_dtype != "F32" and self.profile != "fp8":
+            return f"the profile {self.profile!r} has no words for scales in {self.scale_dtype}; choose fp8"
         if spelling and (spelling.entry or form.name == "bf16"):
             return None
         known = ", ".join(each.profile for each in form.spellings if each.entry)
@@ -440,7 +458,7 @@ class Convert(Conversion):
 
     @property
     def surveys(self) -> bool:
-        return formats()[self.to].surveys
+        return formats()[self.to].surveys and self.numerics != RECAST
 
     def words(self) -> str:
         return f"{self.source} -> {self.to} ({self.numerics})"
@@ -485,6 +503,16 @@ def _format(name: Any, key: str) -> Format:
     if name not in formats():
         raise ValueError(f"`{key}`: {name!r} is no format; choose from {', '.join(formats())}")
     return formats()[name]
+
+
+def _refuse_scale_dtype(dtype: str, form: Format, law: str) -> None:
+    """Raises ValueError where scales can't have that dtype: a byte holds nothing but a power of two."""
+    if dtype not in ("F32", "F8_E8M0"):
+        raise ValueError(f"`scale_dtype` should be F32 or F8_E8M0, not {dtype!r}")
+    if dtype == "F8_E8M0" and (form.name != "fp8-block" or law not in ("ue8m0/1", RECAST)):
+        raise ValueError(
+            "`scale_dtype`: F8_E8M0 holds powers of two, which are fp8-block's by `numerics` ue8m0/1"
+        )
 
 
 def _written() -> list[str]:

@@ -150,12 +150,24 @@ class LeftFile:
     bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class TensorOrigin:
+    """Where a tensor comes from that another checkpoint than the parent gives: the source, and its name there."""
+
+    source: str
+    name: str
+
+
 @dataclass(frozen=True)
 class Parent:
-    """A parent checkpoint as its headers declare it. Tensor names are unique over all shards."""
+    """A parent checkpoint as its headers declare it, with what the recipe takes from other checkpoints.
+
+    Tensor names are unique over all headers. A file of another checkpoint is called `source:file`; a tensor of a file
+    that is not taken is called `source:name` in its header, one of the parent's own `:name`.
+    """
 
     folder: Path
-    headers: tuple[Header, ...]  # in order of file name
+    headers: tuple[Header, ...]  # in order of file name, those of other checkpoints last
     stats: Mapping[str, Stat]  # of every shard and every carried file
     config: Mapping[str, Any]  # config.json, parsed
     carried: tuple[str, ...]  # other files that the child gets, relative POSIX paths
@@ -165,22 +177,44 @@ class Parent:
     card: Mapping[str, str] = field(
         default_factory=dict
     )  # front matter of its README.md: key -> lines of YAML
+    others: Mapping[str, Path] = field(default_factory=dict)  # each file of another checkpoint -> where it is
+    origins: Mapping[str, TensorOrigin] = field(default_factory=dict)  # of the tensors that others give
+    unused: frozenset[str] = frozenset()  # names in the headers of tensors that are not taken
 
     def path(self, file: str) -> Path:
         """Where the bytes of the parent's `file` are read: absolute, for a worker elsewhere has another folder."""
-        return self.replaced.get(file, self.folder / file).absolute()
+        place = self.others.get(file) or self.replaced.get(file, self.folder / file)
+        return place.absolute()
+
+    def own_name(self, name: str) -> str:
+        """What a tensor in one of the headers is called in its file."""
+        if name in self.origins:
+            return self.origins[name].name
+        return name.partition(":")[2] if name in self.unused else name
+
+    def pinned(self, header: Header) -> tuple[TensorRef, ...]:
+        """The tensors that a lock holds a file to: all of the parent's own, of another checkpoint's what is taken."""
+        if header.shard not in self.others:
+            return header.tensors
+        return tuple(ref for ref in header.tensors if ref.name not in self.unused)
+
+    @cached_property
+    def own_headers(self) -> tuple[Header, ...]:
+        """The headers of the parent's own files."""
+        return tuple(header for header in self.headers if header.shard not in self.others)
 
     @cached_property
     def tensors(self) -> dict[str, TensorRef]:
-        return {ref.name: ref for header in self.headers for ref in header.tensors}
+        found = {ref.name: ref for header in self.headers for ref in header.tensors}
+        return {name: ref for name, ref in found.items() if name not in self.unused} if self.unused else found
 
     @property
     def tensor_bytes(self) -> int:
-        return sum(header.data_bytes for header in self.headers)
+        return sum(header.data_bytes for header in self.own_headers)
 
     @property
     def file_bytes(self) -> int:
-        return sum(header.file_bytes for header in self.headers)
+        return sum(header.file_bytes for header in self.own_headers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,9 @@
 
 Stock gathers the keys of the whole context and scores a block of rows against all of them. Here vLLM's own code
 still writes the cache, fills short prefills and serves decode; only the scoring of long prefills is done tile by
-tile (runtime_patch.tiling) with a two-level top-k (kernels.torch_topk). The pools selected have the same scores;
-among equal scores at the edge the choice can differ.
+tile (runtime_patch.tiling) with a two-level top-k (kernels.torch_topk). The pools selected have the same scores. Of
+equal scores at the edge the lower pools are taken, whatever the tiles, and pools are written in rising order; stock
+leaves both to chance.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from vllm.models.glm5next.nvidia.sparse_indexer import SparseAttnIndexerKpool
 from vllm.utils.deep_gemm import fp8_fp4_mqa_logits, mqa_logits_use_mx_scales
 from vllm.v1.worker.workspace import current_workspace_manager
 
-from shardmill.kernels import torch_topk
+from shardmill.kernels import torch_topk, triton_topk
 from shardmill.runtime_patch import settings, tiling
 from shardmill.runtime_patch.quant_config import serves_blocks
 
@@ -239,7 +240,7 @@ def _logits(
 
 
 def _best_of(scores: torch.Tensor, lengths: torch.Tensor, k: int) -> torch.Tensor:
-    """Columns int32 [rows, k] of the best, by vLLM's kernel, in no order; -1 where there are fewer."""
+    """Columns int32 [rows, k] of the best, by vLLM's kernel, made definite: rising, -1 where there are fewer."""
     chosen = torch.empty((scores.shape[0], k), dtype=torch.int32, device=scores.device)
     torch.ops._C.top_k_per_row_prefill(
         scores,
@@ -251,4 +252,4 @@ def _best_of(scores: torch.Tensor, lengths: torch.Tensor, k: int) -> torch.Tenso
         scores.stride(1),
         k,
     )
-    return chosen
+    return triton_topk.lowest_of_equals(scores, lengths, chosen)

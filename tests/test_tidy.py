@@ -20,7 +20,6 @@ LONGER = {  # function -> why it may be longer
     "shardmill.pipeline.stages.dag.arrange": "one graph algorithm with its refusals",
     "shardmill.pipeline.toy.config._text": "a literal table of config.json",
     "shardmill.verify.fit.commands.fit": "a command with an option a line",
-    "shardmill.verify.questions.reproduce.reproduce": "one question, its steps in their order",
     "shardmill.kernels.triton_gemm.stock_kernel": "a GPU kernel is one function",
     "shardmill.kernels.triton_gemm.gemv_kernel": "a GPU kernel is one function",
     "shardmill.kernels.triton_gemm.decode_kernel": "a GPU kernel is one function",

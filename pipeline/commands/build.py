@@ -15,23 +15,25 @@ import click
 from shardmill.pipeline.commands.options import (
     is_quiet,
     json_option,
+    lossless_option,
     out_option,
     paranoid_option,
     parent_option,
     recipe_option,
     show_json,
+    source_option,
     tell,
 )
 from shardmill.pipeline.commands.printable import printable
 from shardmill.pipeline.commands.progress import counted, human, meter
-from shardmill.pipeline.commands.recipe import load_recipe
-from shardmill.pipeline.container.hub import place_of
+from shardmill.pipeline.commands.recipe import load_recipe, parent_words
 from shardmill.pipeline.container.side_files import missed
 from shardmill.pipeline.manifest.lock import load_lock, lock_path
 from shardmill.pipeline.manifest.store import Store
 from shardmill.pipeline.run import build as run
 from shardmill.pipeline.run.cores import WORKERS_MAX, usable_workers
 from shardmill.pipeline.run.prepare import prepare
+from shardmill.pipeline.run.sources import folders_of
 from shardmill.pipeline.run.unchanged import is_unchanged
 from shardmill.pipeline.stages.job import Settings, Watch
 
@@ -54,6 +56,7 @@ class Workers(click.ParamType[int]):
 @click.command()
 @recipe_option
 @parent_option
+@source_option
 @out_option()
 @click.option(
     "--workers",
@@ -82,11 +85,13 @@ class Workers(click.ParamType[int]):
     is_flag=True,
     help="Refuse NaN, Inf, matrices of zeros and empty tensors among what is passed on.",
 )
+@lossless_option
 @paranoid_option
 @json_option
 def build(
     recipe: Path,
     parent: Path,
+    sources: tuple[tuple[str, Path], ...],
     out: Path,
     workers: int,
     kernel: str,
@@ -95,6 +100,7 @@ def build(
     expect_key: str | None,
     scheduler: str | None,
     strict: bool,
+    lossless: bool,
     paranoid: bool,
     as_json: bool,
 ) -> None:
@@ -103,16 +109,16 @@ def build(
     Example: shardmill build -c pipeline.toml --parent /data/parent --out /data/out
     """
     started = time.monotonic()
-    if kernel == "numba" and importlib.util.find_spec("numba") is None:
-        raise click.UsageError("--kernel numba needs numba: pip install numba, or leave --kernel out")
     if kernel == "numba":
         _refuse_broken_numba()
     loaded, lock = load_recipe(recipe), load_lock(lock_path(recipe))
-    settings = Settings(workers, kernel, sha256, passthrough, paranoid, strict, scheduler)
-    if expect_key is None and not strict and is_unchanged(loaded, parent, out, settings, lock):
+    folders = folders_of(loaded, dict(sources))
+    settings = Settings(workers, kernel, sha256, passthrough, paranoid, strict, lossless, scheduler)
+    as_last_time = expect_key is None and not strict and not lossless
+    if as_last_time and is_unchanged(loaded, parent, out, settings, lock, folders):
         done = _nothing(out) if as_json else _Done(made={})
     else:
-        prepared = prepare(loaded, parent, lock, paranoid)
+        prepared = prepare(loaded, parent, lock, paranoid, folders)
         if expect_key not in (None, prepared.plan.key):
             raise click.ClickException(
                 f"the plan's key is {prepared.plan.key}, not {expect_key}; nothing was written"
@@ -127,11 +133,13 @@ def build(
         show_json("build", {**_as_json(done), "seconds": round(seconds, 3)})
     else:
         _show(done, out, seconds)
-        words = ["shardmill", "verify", "all", str(out), "--parent", place_of(parent)]
+        words = ["shardmill", "verify", "all", str(out), *parent_words(parent, folders)]
         click.echo(f"Next:  {shlex.join(words)}")
 
 
 def _refuse_broken_numba() -> None:
+    if importlib.util.find_spec("numba") is None:
+        raise click.UsageError("--kernel numba needs numba: pip install numba, or leave --kernel out")
     from shardmill.kernels.block_fp8 import why_no_numba
 
     if why := why_no_numba():

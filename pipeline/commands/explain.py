@@ -13,6 +13,7 @@ from shardmill.pipeline.commands.options import (
     parent_option,
     recipe_option,
     show_json,
+    source_option,
     tell,
 )
 from shardmill.pipeline.commands.printable import printable
@@ -26,15 +27,23 @@ from shardmill.pipeline.stages.job import Settings
 @click.command()
 @recipe_option
 @parent_option
+@source_option
 @out_option()
 @paranoid_option
 @json_option
-def explain(recipe: Path, parent: Path, out: Path, paranoid: bool, as_json: bool) -> None:
+def explain(
+    recipe: Path,
+    parent: Path,
+    sources: tuple[tuple[str, Path], ...],
+    out: Path,
+    paranoid: bool,
+    as_json: bool,
+) -> None:
     """What a build would do now: each shard, with one sentence why, and the files beside them. Writes nothing.
 
     Example: shardmill explain -c pipeline.toml --parent /data/parent --out /data/out
     """
-    prepared = planned(recipe, parent, paranoid)
+    prepared = planned(recipe, parent, paranoid, sources)
     explained = run.explain(prepared, out, Settings(paranoid=paranoid), tell)
     verdicts = explained.shards
     stale = [verdict for verdict in verdicts if verdict.reason]

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardmill.pipeline.commands.options import json_option, renamed_option, show_json
+from shardmill.pipeline.commands.options import json_option, lossless_option, renamed_option, show_json
 from shardmill.pipeline.commands.parent import ParentFolder
 from shardmill.pipeline.commands.printable import printable
 from shardmill.pipeline.commands.progress import human
 from shardmill.pipeline.container.hub import Mirror, place_of
 from shardmill.pipeline.errors import PlanError, RecipeError
+
+if TYPE_CHECKING:
+    from shardmill.pipeline.init.draft import RecipeDraft
 
 _CACHED = re.compile(r"models--(?P<org>.+?)--(?P<name>.+)/snapshots/(?P<revision>[0-9a-f]{40})$")
 
@@ -47,10 +51,18 @@ _CACHED = re.compile(r"models--(?P<org>.+?)--(?P<name>.+)/snapshots/(?P<revision
 @click.option(
     "--name", help="The recipe's name; by default the repository's or folder's, and what it becomes."
 )
+@lossless_option
 @click.option("--force", is_flag=True, help="Replace a recipe that exists.")
 @json_option
 def init(
-    parent: Path, out: Path, profile: str | None, aim: Any, name: str | None, force: bool, as_json: bool
+    parent: Path,
+    out: Path,
+    profile: str | None,
+    aim: Any,
+    name: str | None,
+    lossless: bool,
+    force: bool,
+    as_json: bool,
 ) -> None:
     """Look at the checkpoint in DIR (headers and config alone) and write a recipe for it.
 
@@ -60,7 +72,6 @@ def init(
     """
     from shardmill.pipeline.formats import formats
     from shardmill.pipeline.init.doubts import doubts
-    from shardmill.pipeline.init.draft import RecipeDraft, default_profile, draft
     from shardmill.pipeline.recipe.tables import Recipe
     from shardmill.pipeline.stages.job import Checkpoint
     from shardmill.pipeline.stages.scan import scan
@@ -71,10 +82,23 @@ def init(
     if out.exists() and not force:
         raise RecipeError([f"{out}: exists already; choose another --out, or give --force to replace it"])
     headers = scan(Checkpoint(Recipe.model_construct(), parent))
+    made = _drafted(headers, parent, name, profile, aim, lossless)
+    if lossless:
+        _refuse_losses(made.text, parent, quiet=as_json)
+    out.write_text(made.text, encoding="utf-8")
+    (_show_json if as_json else _show)(made, out, parent, doubts(headers))
+
+
+def _drafted(
+    headers: Any, parent: Path, name: str | None, profile: str | None, aim: Any, lossless: bool
+) -> RecipeDraft:
+    """The draft. Raises PlanError where a name of the parent can stand in no glob."""
+    from shardmill.pipeline.init.draft import default_profile, draft
+
     repository, revision = _origin(parent)
     base = _written((repository or parent.resolve().name).rpartition("/")[2].lower())
     try:
-        made: RecipeDraft = draft(
+        return draft(
             headers,
             _written(name or f"{base}-{aim}"),
             profile or default_profile(headers, aim),
@@ -82,6 +106,7 @@ def init(
             repository,
             revision,
             must_convert=True,
+            lossless=lossless,
         )
     except (ValueError, IndexError) as error:
         odd = next(
@@ -92,9 +117,15 @@ def init(
             f"in a glob, or does not print; write the recipe by hand, with `*` in its place"
         )
         raise PlanError([sentence]) from None
-    out.write_text(made.text, encoding="utf-8")
-    warnings = doubts(headers)
-    (_show_json if as_json else _show)(made, out, parent, warnings)
+
+
+def _refuse_losses(text: str, parent: Path, quiet: bool) -> None:
+    """Plans the draft and counts its blocks. Raises PlanError with every family of which one loses something."""
+    from shardmill.pipeline.commands.plan import refuse_losses
+    from shardmill.pipeline.recipe.tables import Recipe
+    from shardmill.pipeline.run.prepare import prepare
+
+    refuse_losses(prepare(Recipe.model_validate(tomllib.loads(text)), parent), quiet)
 
 
 def _written(name: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from shardmill.pipeline.commands.parent import ParentFolder
+from shardmill.pipeline.commands.parent import NamedFolder, ParentFolder
 from shardmill.pipeline.commands.printable import printable
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -20,7 +20,19 @@ parent_option = click.option(
     required=True,
     help="Folder of the parent checkpoint, or hf://org/repo@revision.",
 )
+source_option = click.option(
+    "--source",
+    "sources",
+    type=NamedFolder(),
+    multiple=True,
+    help="Where a [[source]] of the recipe is; may be given for each.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+lossless_option = click.option(
+    "--lossless",
+    is_flag=True,
+    help="Count every block of every conversion, and refuse where one does not decode to the parent's numbers.",
+)
 paranoid_option = click.option(
     "--paranoid", is_flag=True, help="Ignore cached file stats and re-hash everything."
 )

@@ -31,5 +31,24 @@ class ParentFolder(click.ParamType):  # type: ignore[type-arg]  # no generic bef
         return "DIR|hf://org/repo[@revision]"
 
 
+class NamedFolder(click.ParamType):  # type: ignore[type-arg]  # no generic before click 8.2
+    """NAME=DIR or NAME=hf://org/repo[@revision] becomes the name and the folder."""
+
+    name = "name=folder"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, Path]:
+        if isinstance(value, tuple):
+            return value
+        name, equals, place = str(value).partition("=")
+        if not name or not equals or not place:
+            self.fail(f"{value!r} is not of the form NAME=DIR, with the name of a [[source]]", param, ctx)
+        return name, ParentFolder().convert(place, param, ctx)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return "NAME=DIR|NAME=hf://org/repo[@revision]"
+
+
 def _hint(value: str) -> str:
     return ", or hf://org/repo@revision, in small letters" if "://" in value else ""

@@ -11,6 +11,7 @@ from shardmill.pipeline.commands.options import (
     parent_option,
     recipe_option,
     show_json,
+    source_option,
 )
 from shardmill.pipeline.commands.progress import human
 from shardmill.pipeline.commands.recipe import load_recipe
@@ -24,9 +25,12 @@ from shardmill.pipeline.run.prepare import prepare
 @click.command()
 @recipe_option
 @parent_option
+@source_option
 @click.option("--read-all", is_flag=True, help="Compute every digest, even where the download noted one.")
 @json_option
-def pin(recipe: Path, parent: Path, read_all: bool, as_json: bool) -> None:
+def pin(
+    recipe: Path, parent: Path, sources: tuple[tuple[str, Path], ...], read_all: bool, as_json: bool
+) -> None:
     """Write the parent's lock file beside the recipe: size and sha256 of each file.
 
     Later plans and builds hold their parent to it. Commit it with the recipe.
@@ -38,11 +42,10 @@ def pin(recipe: Path, parent: Path, read_all: bool, as_json: bool) -> None:
             "a lock goes beside your own recipe; copy this one first: shardmill recipes NAME > mine.toml"
         )
     loaded = load_recipe(recipe)
-    prepared = prepare(loaded, parent)
+    prepared = prepare(loaded, parent, sources=dict(sources))
     lock = make_lock(
         prepared.parent,
-        loaded.parent.repository,
-        loaded.parent.revision,
+        prepared.checkpoint.recipe,
         lambda line: None if as_json else click.echo(line, err=True),
         read_all,
     )

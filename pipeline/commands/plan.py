@@ -18,20 +18,23 @@ from rich.table import Table
 
 from shardmill.pipeline.commands.options import (
     json_option,
+    lossless_option,
     out_option,
     parent_option,
     recipe_option,
     show_json,
+    source_option,
 )
 from shardmill.pipeline.commands.printable import printable
-from shardmill.pipeline.commands.progress import counted, human
-from shardmill.pipeline.commands.recipe import planned
-from shardmill.pipeline.container.hub import Mirror, place_of
-from shardmill.pipeline.plan.plan import plan_json
+from shardmill.pipeline.commands.progress import counted, human, meter
+from shardmill.pipeline.commands.recipe import parent_words, planned
+from shardmill.pipeline.container.hub import Mirror
+from shardmill.pipeline.errors import PlanError
+from shardmill.pipeline.plan.facts import plan_json
 from shardmill.pipeline.recipe.shipped import is_shipped
 from shardmill.pipeline.run.place import refuse_out
 from shardmill.pipeline.run.probe import Probed, probe
-from shardmill.pipeline.stages.job import Prepared
+from shardmill.pipeline.stages.job import Prepared, Settings, Watch
 
 LEFT_SHOWN = 40
 _SEED_BITS = 32  # enough that nobody can foresee the draw, few enough to type
@@ -45,18 +48,27 @@ _NEEDS_WIDTH = {"before": _WIDE, "scales": _WIDE, "after": 72, "tensors": 62}
 @click.command()
 @recipe_option
 @parent_option
+@source_option
 @out_option(
     "Folder that a build would write; for the free disk, and whether a build can go there.", required=False
 )
 @click.option(
     "--probe", "probing", is_flag=True, help="Sample blocks: which families are copies of native FP8?"
 )
+@lossless_option
 @click.option(
     "--seed", type=click.IntRange(0), help="Draw the blocks of --probe again, as a seed that it printed says."
 )
 @json_option
 def plan(
-    recipe: Path, parent: Path, out: Path | None, probing: bool, seed: int | None, as_json: bool
+    recipe: Path,
+    parent: Path,
+    sources: tuple[tuple[str, Path], ...],
+    out: Path | None,
+    probing: bool,
+    lossless: bool,
+    seed: int | None,
+    as_json: bool,
 ) -> None:
     """What a build would make, from headers alone.
 
@@ -64,9 +76,11 @@ def plan(
     """
     if seed is not None and not probing:
         raise click.UsageError("--seed is for --probe")
-    prepared = planned(recipe, parent)
+    prepared = planned(recipe, parent, sources=sources)
     if out is not None:
         refuse_out(parent, out)
+    if lossless:
+        refuse_losses(prepared, quiet=as_json)
     facts = plan_json(prepared.plan, prepared.parent)
     if out is not None:
         facts["disk"] = {"needed": prepared.plan.file_bytes, "free": _free(out)}
@@ -76,15 +90,7 @@ def plan(
     probed: list[Probed] = probe(prepared.plan, prepared.parent, drawn) if probing else []
     if probing:
         facts["seed"] = drawn
-        facts["probe"] = [
-            {
-                "family": p.family,
-                "block": [p.block.rows, p.block.cols],
-                "sampled": p.sampled,
-                "exact": p.exact,
-            }
-            for p in probed
-        ]
+        facts["probe"] = list(map(_sampled, probed))
     if as_json:
         show_json("plan", facts)
     else:
@@ -94,9 +100,28 @@ def plan(
         if probed:
             click.echo(f"sampled by seed {drawn}; the same blocks again: --probe --seed {drawn}")
         name = prepared.plan.recipe if is_shipped(recipe) else str(recipe)
-        out_words = str(out) if out else "OUT"
-        words = ["shardmill", "build", "-c", name, "--parent", place_of(parent), "--out", out_words]
+        words = ["shardmill", "build", "-c", name, *parent_words(parent, dict(sources))]
+        words += ["--out", str(out) if out else "OUT"]
         click.echo(f"Next:  {shlex.join(words)}")
+
+
+def _sampled(probed: Probed) -> dict[str, Any]:
+    return {
+        "family": probed.family,
+        "block": [probed.block.rows, probed.block.cols],
+        "sampled": probed.sampled,
+        "exact": probed.exact,
+    }
+
+
+def refuse_losses(prepared: Prepared, quiet: bool) -> None:
+    """Reads what converts. Raises PlanError with every family of which a block loses something."""
+    from shardmill.pipeline.run.lossless import problems
+
+    with meter(quiet=quiet) as progress:
+        progress.begin(sum(prepared.parent.tensors[name].bytes for name in prepared.plan.converted_from))
+        if found := problems(prepared, Settings(lossless=True), Watch(progress.advance)):
+            raise PlanError(found)
 
 
 def _upload(prepared: Prepared) -> dict[str, int]:
@@ -153,8 +178,10 @@ def _show_plan(prepared: Prepared, facts: dict[str, Any]) -> None:
     rewritten = len(facts["files_rewritten"])
     click.echo(
         f"{facts['converted']:,} tensors convert; {counted(rewritten, 'file')} {'is' if rewritten == 1 else 'are'} "
-        f"rewritten, {facts['output']['files'] - rewritten} passed on; config.json gets {facts['config_entries']:,} entries"
+        f"rewritten, {facts['output']['files'] - rewritten} passed on; "
+        f"config.json gets {facts['config_entries']:,} entries"
     )
+    _show_sources(facts.get("sources", {}))
     _show_side_files(facts["side_files"])
     if "disk" in facts:
         click.echo(f"disk: needs {human(facts['disk']['needed'])}, {human(facts['disk']['free'])} free")
@@ -165,6 +192,15 @@ def _show_plan(prepared: Prepared, facts: dict[str, Any]) -> None:
         )
     click.echo(printable(_loads_line(facts["loads_at"])))
     click.echo(f"plan key: {facts['key']}")
+
+
+def _show_sources(sources: dict[str, Any]) -> None:
+    for name, each in sources.items():
+        where = f" ({each['repository']}@{each['revision']})" if each["repository"] else ""
+        click.echo(
+            f"from source {name}{printable(where)}: {each['tensors']:,} tensors, {human(each['bytes'])}; "
+            f"{each['replaced']:,} take the place of the parent's"
+        )
 
 
 def _show_side_files(side_files: dict[str, Any]) -> None:

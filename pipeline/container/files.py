@@ -216,6 +216,16 @@ class Sink:
         )
 
 
+class Nowhere(Sink):
+    """A sink that keeps nothing: for what is only counted."""
+
+    def __init__(self) -> None:
+        self.path = Path(os.devnull)
+
+    def write(self, data: memoryview | bytes, offset: int) -> None:
+        pass
+
+
 def can_reflink(folder: Path) -> bool:
     """Whether the file system of `folder` shares extents between files: tried with two small ones."""
     with TemporaryFile(dir=folder) as one, TemporaryFile(dir=folder) as other:

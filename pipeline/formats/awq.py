@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from shardmill.kernels.formats import F32
 from shardmill.pipeline.formats.base import Arrays, Format, Params, Part, Setting, Shape, Spelling
-from shardmill.pipeline.formats.fp8 import stored_scales
+from shardmill.pipeline.formats.scales import stored_scales
 
 _ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)  # the nibble in which row 8k + i is
 _IN_WORD: Final = 8

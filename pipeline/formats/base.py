@@ -19,6 +19,7 @@ from shardmill.kernels.group_codes import GroupCodes
 Shape = tuple[int, ...]
 Arrays = Mapping[str, NDArray[Any]]  # role -> a part's numbers, as stored
 FLOATS = ("BF16", "F16", "F32")
+RECAST = "recast/1"  # the law of a weight that keeps its source's codes and scales wherever a block can
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Params:
 
     block: tuple[int, int] = (128, 128)
     group: int = 128
+    scale_dtype: str = "F32"  # F8_E8M0: powers of two, a byte each
     law: str = ""  # one of the format's laws; "" is its first
 
 
@@ -66,6 +68,11 @@ class Spelling:
     shapes: Mapping[str, Callable[[Shape], Shape]] = field(default_factory=dict)
     entry: Callable[[Params], dict[str, Any]] | None = None
     law: str = ""  # the law that this profile's own tools follow, where it is not the format's first
+    drafted: str = (
+        ""  # the law that init writes, where a loader of this profile keeps scales in the model's dtype
+    )
+    unread: str = ""  # why stock transformers can't read a weight so; "" where it can
+    unread_expert: str = ""  # the same of an expert's weight alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +87,27 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
+class Coded:
+    """A strip of a quantized source: its parts as they are stored, how they are read, and their numbers."""
+
+    form: Format
+    arrays: Arrays
+    setting: Setting
+    values: F32
+
+
+@dataclass(frozen=True, slots=True)
 class Recast:
     """A way from another format's parts that keeps more than decoding and encoding anew.
 
-    survey(arrays): of a strip, what the encoder needs the largest of; encode(arrays, setting): with that as amax.
+    survey(arrays): of a strip, what the encoder needs the largest of; encode(coded, setting): with that as amax.
+    law: the only one under which it is the way; "" for any. unit: what a loss is counted by, where not the target's.
     """
 
-    survey: Callable[[Arrays], np.float32]
-    encode: Callable[[Arrays, Setting], dict[str, NDArray[Any]]]
+    encode: Callable[[Coded, Setting], dict[str, NDArray[Any]]]
+    survey: Callable[[Arrays], np.float32] | None = None
+    law: str = ""
+    unit: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

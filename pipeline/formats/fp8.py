@@ -13,34 +13,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardmill.kernels.block_fp8 import RECIPES, BlockEncoder, decode, grid
-from shardmill.kernels.formats import F32, U8, bf16_to_f32
-from shardmill.pipeline.formats.base import Arrays, Format, Params, Part, Setting, Shape, Spelling, compressed
+from shardmill.kernels.formats import F32, U8
+from shardmill.pipeline.formats.base import (
+    RECAST,
+    Arrays,
+    Coded,
+    Format,
+    Params,
+    Part,
+    Recast,
+    Setting,
+    Shape,
+    Spelling,
+    compressed,
+)
+from shardmill.pipeline.formats.kept import to_blocks
+from shardmill.pipeline.formats.scales import e8m0_codes, stored_scales
 
 CODES: Final = "F8_E4M3"
 Block = tuple[int, int]
-
-
-def e8m0_values(codes: U8) -> F32:
-    """E8M0 codes u8 -> 2^(code - 127) as f32, exactly; 255 is NaN (OCP Microscaling Formats 1.0)."""
-    bits = np.where(codes == 0, 1 << 22, codes.astype(np.uint32) << 23).astype(np.uint32)
-    bits[codes == 255] = 0x7FC00000
-    return bits.view(np.float32)
-
-
-def e8m0_codes(scales: F32) -> U8:
-    """f32 powers of two from 2^-127 on -> E8M0 codes; asserts that each is one."""
-    bits = np.ascontiguousarray(scales).view(np.uint32)
-    power = (bits & np.uint32(0x7FFFFF) == 0) | (bits == 1 << 22)
-    assert power.all(), "a scale is no power of two"
-    codes: U8 = (bits >> np.uint32(23)).astype(np.uint8)
-    return codes
-
-
-def stored_scales(scales: NDArray[Any]) -> F32:
-    """Scales as they are stored, u8 (E8M0), u16 (BF16 bits) or f32, as f32."""
-    if scales.dtype == np.uint8:
-        return e8m0_values(scales)
-    return bf16_to_f32(scales) if scales.dtype == np.uint16 else scales.astype(np.float32, copy=False)
 
 
 def encode_blocks(
@@ -55,13 +46,38 @@ def encode_blocks(
 def _parts(shape: Shape, params: Params) -> tuple[Part, ...]:
     R, C = shape
     scales = grid((R, C), params.block)
-    return Part("codes", CODES, shape), Part("scales", "F32", scales, params.block[0])
+    return Part("codes", CODES, shape), Part("scales", params.scale_dtype, scales, params.block[0])
 
 
 def _encode(strip: NDArray[Any], setting: Setting) -> dict[str, NDArray[Any]]:
-    codes, scales, _ = encode_blocks(strip, setting, setting.params.block, setting.law)
-    e8m0 = setting.spelling.dtypes.get("scales") == "F8_E8M0"
-    return {"codes": codes, "scales": e8m0_codes(scales) if e8m0 else scales}
+    codes, scales, _ = encode_blocks(strip, setting, setting.params.block, _law(setting))
+    return {"codes": codes, "scales": _stored(scales, setting)}
+
+
+def _law(setting: Setting) -> str:
+    """The law by which numbers are encoded: of `recast/1` that of the blocks that can't be kept."""
+    if setting.law == RECAST:
+        return "ue8m0/1" if _is_e8m0(setting) else "amax/1"
+    return setting.law
+
+
+def _is_e8m0(setting: Setting) -> bool:
+    return "F8_E8M0" in (setting.spelling.dtypes.get("scales"), setting.params.scale_dtype)
+
+
+def _stored(scales: F32, setting: Setting) -> NDArray[Any]:
+    return e8m0_codes(scales) if _is_e8m0(setting) else scales
+
+
+def _kept(coded: Coded, setting: Setting) -> dict[str, NDArray[Any]]:
+    """The blocks of a quantized source with the scales under which they stay exact; the rest encoded anew."""
+    block = setting.params.block
+    codes, scales, exact = to_blocks(coded, setting, block)
+    if not exact.all():
+        again, other, _ = encode_blocks(coded.values, setting, block, _law(setting))
+        lost = np.repeat(np.repeat(~exact, block[0], 0), block[1], 1)[: codes.shape[0], : codes.shape[1]]
+        codes, scales = np.where(lost, again, codes), np.where(exact, scales, other)
+    return {"codes": codes, "scales": _stored(scales, setting)}
 
 
 def _decode(arrays: Arrays, setting: Setting) -> F32:
@@ -99,7 +115,14 @@ FORMAT: Final = Format(
         Spelling("fp8", _INVERSE, entry=lambda params: {"weight_block_size": list(params.block)}),
         Spelling("modelopt-mixed", _INVERSE, entry=_fine("FP8_BLOCK")),
         Spelling("modelopt", _PLAIN, shapes={"scales": four_axes}, entry=_fine("FP8_PB_WO")),
-        Spelling("compressed-tensors", _PLAIN, entry=_declared),
+        Spelling(
+            "compressed-tensors",
+            _PLAIN,
+            entry=_declared,
+            drafted="amax-bf16/1",
+            unread_expert="transformers multiplies an expert by its scales without spreading them over blocks",
+        ),
+        Spelling("fp8-e8m0", _INVERSE, {"scales": "F8_E8M0"}),
         Spelling("deepseek-v4", {"codes": ".weight", "scales": ".scale"}, {"scales": "F8_E8M0"}),
     ),
     parts=_parts,
@@ -107,4 +130,8 @@ FORMAT: Final = Format(
     unit=lambda shape, params: params.block,
     encode=_encode,
     decode=_decode,
+    recasts={
+        name: Recast(_kept, law=RECAST)
+        for name in ("fp8-block", "fp8-channel", "fp8-tensor", "mxfp4", "mxfp8")
+    },
 )

@@ -24,7 +24,8 @@ from shardmill.pipeline.formats.base import (
     always_fit,
     compressed,
 )
-from shardmill.pipeline.formats.fp8 import CODES, encode_blocks, stored_scales
+from shardmill.pipeline.formats.fp8 import CODES, encode_blocks
+from shardmill.pipeline.formats.scales import stored_scales
 
 
 def _parts(shape: Shape, params: Params) -> tuple[Part, ...]:
@@ -46,7 +47,11 @@ _NAMES: Final = {"codes": ".weight", "scales": ".weight_scale"}
 FORMAT: Final = Format(
     name="fp8-channel",
     title="FP8, a scale a row",
-    laws={"amax/1": "amax / 448", "mse/1": "the best by squared error of eight from amax / 448 on"},
+    laws={
+        "amax/1": "amax / 448",
+        "amax-bf16/1": "amax / 448 rounded to BF16",
+        "mse/1": "the best by squared error of eight from amax / 448 on",
+    },
     spellings=(
         Spelling(
             "compressed-tensors",
@@ -54,6 +59,7 @@ FORMAT: Final = Format(
             entry=lambda params: compressed(
                 {"num_bits": 8, "type": "float", "strategy": "channel"}, DYNAMIC_TOKENS, "float-quantized"
             ),
+            drafted="amax-bf16/1",
         ),
         Spelling(
             "modelopt-mixed",

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardmill.kernels.block_fp8 import decode
-from shardmill.kernels.block_fp8_scales import amax_scales
+from shardmill.kernels.block_fp8_scales import amax_scales, bf16_scales
 from shardmill.kernels.block_fp8_tiny import is_tiny, tiny_codes
 from shardmill.kernels.formats import F32
 from shardmill.pipeline.formats.base import (
@@ -27,7 +27,8 @@ from shardmill.pipeline.formats.base import (
     always_fit,
     compressed,
 )
-from shardmill.pipeline.formats.fp8 import CODES, stored_scales
+from shardmill.pipeline.formats.fp8 import CODES
+from shardmill.pipeline.formats.scales import stored_scales
 
 
 def _parts(shape: Shape, params: Params) -> tuple[Part, ...]:
@@ -36,7 +37,8 @@ def _parts(shape: Shape, params: Params) -> tuple[Part, ...]:
 
 def _encode(strip: NDArray[Any], setting: Setting) -> dict[str, NDArray[Any]]:
     assert setting.amax is not None, "FP8 per tensor is surveyed first"
-    scales = amax_scales(np.array([[setting.amax]], np.float32).view(np.uint32))
+    choose = bf16_scales if setting.law == "amax-bf16/1" else amax_scales
+    scales = choose(np.array([[setting.amax]], np.float32).view(np.uint32))
     codes = np.empty(strip.shape, np.uint8)
     if is_tiny(scales).any():
         codes[...] = tiny_codes(strip, scales[0, 0])
@@ -60,15 +62,28 @@ def _scalar(shape: Shape) -> Shape:
 FORMAT: Final = Format(
     name="fp8-tensor",
     title="FP8, one scale",
-    laws={"amax/1": "amax / 448, of the whole fused group"},
+    laws={
+        "amax/1": "amax / 448, of the whole fused group",
+        "amax-bf16/1": "the same rounded to BF16",
+    },
     spellings=(
-        Spelling("fp8", _NAMES, shapes={"scales": _scalar}, entry=lambda params: {}),
+        Spelling(
+            "fp8",
+            _NAMES,
+            shapes={"scales": _scalar},
+            entry=lambda params: {},
+            unread="transformers knows weight_scale_inv alone, and so takes codes for weights without a scale",
+        ),
+        Spelling(
+            "ministral", {"codes": ".weight", "scales": ".weight_scale_inv"}, shapes={"scales": _scalar}
+        ),
         Spelling(
             "compressed-tensors",
             _NAMES,
             entry=lambda params: compressed(
                 {"num_bits": 8, "type": "float", "strategy": "tensor"}, DYNAMIC_TOKENS, "float-quantized"
             ),
+            drafted="amax-bf16/1",
         ),
     ),
     parts=_parts,

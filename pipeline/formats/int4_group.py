@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from shardmill.kernels.formats import F32, bf16_to_f32, f32_to_bf16
 from shardmill.kernels.group_codes import pack_nibbles, unpack_nibbles
 from shardmill.pipeline.formats.base import Arrays, Format, Params, Part, Setting, Shape, Spelling, compressed
-from shardmill.pipeline.formats.fp8 import stored_scales
 from shardmill.pipeline.formats.integers import scales_of
+from shardmill.pipeline.formats.scales import stored_scales
 
 BITS: Final = 4
 _OFFSET: Final = 8

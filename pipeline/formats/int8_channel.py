@@ -1,6 +1,7 @@
 """INT8 per channel: whole numbers -128..127 as I8 [R, C] and one F32 scale a row; activations token by token (W8A8).
 
 scale = amax / 127.5, code = the nearest whole number to w / scale, ties to even: compressed-tensors' bits in F32.
+`int8-bf16/1` rounds the scale to BF16 first, since loaders that keep scales in the model's dtype do so.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from shardmill.kernels.formats import F32
+from shardmill.kernels.formats import F32, bf16_to_f32, f32_to_bf16
 from shardmill.pipeline.formats.base import (
     DYNAMIC_TOKENS,
     Arrays,
@@ -23,8 +24,8 @@ from shardmill.pipeline.formats.base import (
     always_fit,
     compressed,
 )
-from shardmill.pipeline.formats.fp8 import stored_scales
 from shardmill.pipeline.formats.integers import scales_of
+from shardmill.pipeline.formats.scales import stored_scales
 
 BITS: Final = 8
 
@@ -36,6 +37,8 @@ def _parts(shape: Shape, params: Params) -> tuple[Part, ...]:
 def _encode(strip: NDArray[Any], setting: Setting) -> dict[str, NDArray[Any]]:
     width = strip.shape[1]
     scales = scales_of(setting.codes.maxima(strip, width), BITS)
+    if setting.law == "int8-bf16/1":
+        scales = bf16_to_f32(f32_to_bf16(scales))
     return {"codes": setting.codes.integers(strip, scales, width, BITS), "scales": scales}
 
 
@@ -51,9 +54,15 @@ def _declared(params: Params) -> dict[str, Any]:
 FORMAT: Final = Format(
     name="int8-channel",
     title="INT8, a scale a row",
-    laws={"int8/1": "amax / 127.5"},
+    laws={"int8/1": "amax / 127.5", "int8-bf16/1": "amax / 127.5 rounded to BF16"},
     spellings=(
-        Spelling("compressed-tensors", {"codes": ".weight", "scales": ".weight_scale"}, entry=_declared),
+        Spelling(
+            "compressed-tensors",
+            {"codes": ".weight", "scales": ".weight_scale"},
+            entry=_declared,
+            drafted="int8-bf16/1",
+            unread_expert="transformers unpacks an expert of whole numbers from weight_packed alone, and stops",
+        ),
     ),
     parts=_parts,
     unfit=always_fit,

@@ -31,7 +31,22 @@ class Held:
 
 def base_name(name: str, spelling: Spelling) -> str:
     """A weight's name without the end that its main part has there."""
-    return name.removesuffix(main_end(spelling))
+    return name.removesuffix(end_of(name, spelling) or "")
+
+
+def end_of(name: str, spelling: Spelling) -> str | None:
+    """How a main part's name ends in this spelling, None where it doesn't: a stack of experts may lack `.weight`."""
+    end = main_end(spelling)
+    if name.endswith(end):
+        return end
+    bare = end.removeprefix(WEIGHT)
+    return bare if is_bare_stack(name) and bare != end and name.endswith(bare) else None
+
+
+def is_bare_stack(name: str) -> bool:
+    """Whether a name is that of a part of experts in one tensor: `a.experts.down_proj`, `a.experts.down_proj_scale`."""
+    home, _, own = name.rpartition(".")
+    return (home == "experts" or home.endswith(".experts")) and not own.isdecimal()
 
 
 def main_end(spelling: Spelling) -> str:
@@ -46,7 +61,8 @@ def part_name(base: str, end: str, plain: bool) -> str:
 def is_further_part(name: str, form: Format) -> bool:
     """Whether a tensor's name is one of a quantized weight's parts other than the main one."""
     ends = {spelling.ends[role] for spelling in form.spellings for role in spelling.ends if role not in MAIN}
-    return any(name.endswith(end) for end in ends)
+    bare = {end.removeprefix(WEIGHT) for end in ends} if is_bare_stack(name) else set()
+    return any(name.endswith(end) for end in (*ends, *bare))
 
 
 def held(
@@ -79,13 +95,14 @@ def _floats(form: Format, ref: TensorRef, params: Params, transposed: bool) -> H
 def _spelled(
     form: Format, spelling: Spelling, ref: TensorRef, tensors: Mapping[str, TensorRef], params: Params
 ) -> Held | str:
-    end = main_end(spelling)
-    if not ref.name.endswith(end):
-        return f"does not end in {end}, as the weights of {form.name} do"
-    base = base_name(ref.name, spelling)
-    refs = {role: tensors[base + other] for role, other in spelling.ends.items() if base + other in tensors}
-    if absent := [other for role, other in spelling.ends.items() if role not in refs]:
-        return f"has no {base + absent[0]} beside it, which {form.name} ({spelling.profile}) needs"
+    end = end_of(ref.name, spelling)
+    if end is None:
+        return f"does not end in {main_end(spelling)}, as the weights of {form.name} do"
+    base, plain = ref.name.removesuffix(end), end != main_end(spelling)
+    names = {role: part_name(base, other, plain) for role, other in spelling.ends.items()}
+    refs = {role: tensors[name] for role, name in names.items() if name in tensors}
+    if absent := [name for role, name in names.items() if role not in refs]:
+        return f"has no {absent[0]} beside it, which {form.name} ({spelling.profile}) needs"
     shape = form.weight_shape(ref.shape, spelling)
     if len(shape) not in (2, 3) or 0 in shape:
         return f"has shape {list(ref.shape)}, which is no matrix of {form.name}"

@@ -26,7 +26,7 @@ from shardmill.pipeline.formats.base import (
     columns_of,
     compressed,
 )
-from shardmill.pipeline.formats.fp8 import e8m0_codes, e8m0_values
+from shardmill.pipeline.formats.scales import e8m0_codes, e8m0_values
 
 GROUP: Final = 32
 _MANTISSA: Final = np.uint32(0x7FFFFF)

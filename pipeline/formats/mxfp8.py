@@ -26,7 +26,8 @@ from shardmill.pipeline.formats.base import (
     columns_of,
     compressed,
 )
-from shardmill.pipeline.formats.fp8 import CODES, e8m0_codes, e8m0_values, encode_blocks
+from shardmill.pipeline.formats.fp8 import CODES, encode_blocks
+from shardmill.pipeline.formats.scales import e8m0_codes, e8m0_values
 
 GROUP: Final = 32
 BLOCK: Final = (1, GROUP)
@@ -78,7 +79,12 @@ FORMAT: Final = Format(
     title="MXFP8, a power of two for 32",
     laws={"mxfp8/1": "the smallest power of two >= amax / 448"},
     spellings=(
-        Spelling("compressed-tensors", _NAMES, entry=_declared),
+        Spelling(
+            "compressed-tensors",
+            _NAMES,
+            entry=_declared,
+            unread_expert="transformers multiplies an expert by the bytes of its exponents, and stops at their shape",
+        ),
         Spelling("modelopt-mixed", _NAMES, entry=_algo),
         Spelling("modelopt", _NAMES, entry=_algo),
     ),

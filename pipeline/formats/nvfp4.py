@@ -26,6 +26,7 @@ from shardmill.kernels.group_codes import SMALLEST_SCALE, unpack_nibbles
 from shardmill.pipeline.formats import mxfp4
 from shardmill.pipeline.formats.base import (
     Arrays,
+    Coded,
     Format,
     Params,
     Part,
@@ -36,7 +37,7 @@ from shardmill.pipeline.formats.base import (
     columns_of,
     compressed,
 )
-from shardmill.pipeline.formats.fp8 import e8m0_values
+from shardmill.pipeline.formats.scales import e8m0_values
 
 GROUP: Final = 16
 COMPRESSED: Final = "nvfp4-ct/1"
@@ -108,9 +109,10 @@ def _magnitudes(arrays: Arrays) -> U8:
     return (unpack_nibbles(packed) & np.uint8(7)).reshape(len(packed), -1, mxfp4.GROUP)
 
 
-def _from_mxfp4(arrays: Arrays, setting: Setting) -> dict[str, NDArray[Any]]:
+def _from_mxfp4(coded: Coded, setting: Setting) -> dict[str, NDArray[Any]]:
     """The closed form, for a strip whose checkpoint has the largest scale setting.amax."""
     assert setting.amax is not None
+    arrays = coded.arrays
     number = np.maximum(setting.amax / _WINDOW[1], _FLOOR) if setting.amax else np.float32(1)
     k = e8m0_values(arrays["scales"].view(np.uint8))
     magnitudes = _magnitudes(arrays)
@@ -155,7 +157,13 @@ FORMAT: Final = Format(
     spellings=(
         Spelling("modelopt-mixed", _MODELOPT, shapes={"global": _scalar}, entry=_algo),
         Spelling("modelopt", _MODELOPT, shapes={"global": _scalar}, entry=_algo),
-        Spelling("compressed-tensors", _PACKED, entry=_declared, law=COMPRESSED),
+        Spelling(
+            "compressed-tensors",
+            _PACKED,
+            entry=_declared,
+            law=COMPRESSED,
+            unread_expert="transformers unpacks an expert without its weight_global_scale: wrong numbers, no word",
+        ),
     ),
     parts=_parts,
     unfit=columns_of(GROUP),
@@ -164,5 +172,5 @@ FORMAT: Final = Format(
     decode=_decode,
     surveys=True,
     weight_shape=lambda stored, spelling: (*stored[:-1], 2 * stored[-1]),
-    recasts={"mxfp4": Recast(_survey_mxfp4, _from_mxfp4)},
+    recasts={"mxfp4": Recast(_from_mxfp4, _survey_mxfp4, unit=(1, mxfp4.GROUP))},
 )

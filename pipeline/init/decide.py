@@ -14,6 +14,7 @@ from shardmill.pipeline.init.look import NATIVE, PACKED, children, home_of, rows
 from shardmill.pipeline.init.stacks import Stack, expert_stacks
 from shardmill.pipeline.init.vocabulary import AXES, GROUPS, Group, Row
 from shardmill.pipeline.plan.profiles.child import FLOATS
+from shardmill.pipeline.plan.profiles.modelopt import METHODS
 from shardmill.pipeline.plan.profiles.truth import stated
 from shardmill.pipeline.plan.sources import scales_of
 from shardmill.pipeline.recipe.globs import GlobSet, expand, fold
@@ -24,6 +25,7 @@ SIZES_WANTED = (1, 2)  # tensor-parallel sizes that a block is chosen for
 _TIED = "tie_word_embeddings is true: loaders take the embeddings in its place, and have no scales for it"
 _SIDES = {"modelopt-mixed": (128, 64, 32)}  # a profile of many blocks may take a smaller one
 _ONE_SIDE = (128,)
+_USUAL_BLOCK = (128, 128)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +60,8 @@ class Instance:
     missing: bool  # whether others of the group can't
 
 
-def decide(parent: Parent, profile: str, aim: Aim) -> dict[str, Decision]:
-    """Tensor -> Decision, for every tensor of the parent."""
+def decide(parent: Parent, profile: str, aim: Aim, lossless: bool = False) -> dict[str, Decision]:
+    """Tensor -> Decision, for every tensor of the parent. lossless: floats, which any format rounds, are kept."""
     rows, tensors = rows_of(parent), parent.tensors
     alone = _can_declare_no_more(rows, parent, profile)
     decisions = {name: _at_first(rows[name], tensors[name], parent, profile, aim) for name in tensors}
@@ -72,6 +74,10 @@ def decide(parent: Parent, profile: str, aim: Aim) -> dict[str, Decision]:
         decisions |= undone(
             parent, [name for name, made in decisions.items() if not made or not made.source_block]
         )
+    elif aim != "fp8":
+        decisions |= recast(parent, profile, aim)
+    if lossless and aim != "bf16":
+        decisions = _without_rounding(decisions)
     if alone:
         kept = "the parent's own quantization and new FP8 can't both be declared by the profile " + repr(
             profile
@@ -96,13 +102,22 @@ def decide(parent: Parent, profile: str, aim: Aim) -> dict[str, Decision]:
     return {**made, **_whole_banks(made)}
 
 
+def _without_rounding(decisions: Mapping[str, Decision | None]) -> dict[str, Decision | None]:
+    """The decisions of a lossless recipe: floats that would be rounded are kept."""
+    floats = Decision("floats", reason="to round them is a loss, and the recipe is lossless")
+    return {
+        name: made if made is not None and (made.source or not made.converts) else floats
+        for name, made in decisions.items()
+    }
+
+
 def _can_declare_no_more(rows: Mapping[str, Row], parent: Parent, profile: str) -> bool:
     """Whether the parent is quantized already in a way that the profile has no words for beside its own."""
     kinds, method = (
         set(map(id, rows.values())),
         stated(parent.config).get("quant_method"),
     )
-    if id(PACKED) in kinds and (profile, method) != ("modelopt-mixed", "modelopt"):
+    if id(PACKED) in kinds and not (profile == "modelopt-mixed" and method in METHODS):
         return True
     known = (PACKED, NATIVE)
     if any(ref.dtype.startswith("F8") and rows[name] not in known for name, ref in parent.tensors.items()):
@@ -196,13 +211,11 @@ def _stacked(stack: Stack, profile: str, aim: Aim) -> Decision | None:
 def undone(parent: Parent, names: Iterable[str]) -> dict[str, Decision]:
     """Tensor -> Decision, for the parts of every weight that can be read back to BF16, block FP8 of old names apart."""
     tensors, found = parent.tensors, {}
-    stated = parent.config.get("quantization_config") or {}
-    sides = stated.get("weight_block_size") or (128, 128)
     for name in names:
         ref = tensors[name]
-        if ref.dtype in FLOATS or stated.get("checkpoint_format") == "gptq_v2":
+        if ref.dtype in FLOATS:
             continue
-        weight = _read_as(ref, parent, (sides[0], sides[1]))
+        weight = _read_as(ref, parent, _stated_block(parent))
         if weight is not None:
             decision = Decision(
                 f"{weight.form.title} back to BF16",
@@ -214,9 +227,43 @@ def undone(parent: Parent, names: Iterable[str]) -> dict[str, Decision]:
     return found
 
 
+def recast(parent: Parent, profile: str, aim: Aim) -> dict[str, Decision]:
+    """Tensor -> Decision, for the parts of all quantized weights, where each has a way that keeps its codes."""
+    target, found, left = formats()[aim], dict[str, Decision](), set[str]()
+    spelling = target.spelling(profile)
+    if not target.recasts or spelling is None or spelling.entry is None:
+        return {}
+    for name, ref in parent.tensors.items():
+        if ref.dtype in FLOATS or len(ref.shape) < 2 or name in found:
+            continue
+        weight = _read_as(ref, parent, _stated_block(parent))
+        if weight is None:
+            left.add(name)
+        elif (
+            weight.form.name not in target.recasts
+            or target.unfit(weight.shape[-2:], Params())
+            or (weight.count > 1 and target.surveys)
+        ):
+            return {}
+        else:
+            side = BlockShape(*_USUAL_BLOCK) if aim == "fp8-block" else None
+            title = f"{weight.form.title} as {target.title}"
+            decision = Decision(title, side, source=weight.form.name, to=aim)
+            found.update({part.name: decision for part in weight.refs.values()})
+    return {} if left - set(found) else found
+
+
+def _stated_block(parent: Parent) -> tuple[int, int]:
+    sides = (parent.config.get("quantization_config") or {}).get("weight_block_size") or _USUAL_BLOCK
+    return sides[0], sides[1]
+
+
 def _read_as(ref: TensorRef, parent: Parent, block: tuple[int, int]) -> Held | None:
     """The weight of which `ref` is the main part, in whichever format it is; None where in none."""
+    version_2 = (parent.config.get("quantization_config") or {}).get("checkpoint_format") == "gptq_v2"
     for form in formats().values():
+        if form.name.startswith("gptq") and form.name.startswith("gptq-v2") != version_2:
+            continue
         if form.name != "bf16":
             weight = held(form, ref, parent.tensors, Params(block), transposed=False)
             if isinstance(weight, Held):
@@ -228,7 +275,7 @@ def _static(name: str, weight: Held, tensors: Mapping[str, TensorRef]) -> dict[s
     """Scales of activations beside a weight that will have no codes."""
     module = base_name(name, weight.spelling)
     dropped = Decision("scales of activations", reason="their weights are floats again", drop=True)
-    ends = (".input_scale", ".input_global_scale", ".output_scale")
+    ends = (".input_scale", ".input_global_scale", ".output_scale", ".activation_scale")
     return {module + end: dropped for end in ends if module + end in tensors}
 
 
@@ -283,7 +330,8 @@ def _fits(name: str, group: Sequence[str], choice: _Choice, block: BlockShape, s
         rows //= ranks
     if axis == "columns" and (cols % size or (size > 1 and cols // size % block.cols)):
         return False
-    return name == group[-1] or rows % block.rows == 0
+    may_be_ragged = name == group[-1] and choice.profile != "fp8"  # on a CPU transformers refuses such rows
+    return may_be_ragged or rows % block.rows == 0
 
 
 def fused(parent: Parent, candidates: Iterable[str]) -> list[Instance]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardmill.pipeline.errors import PlanError
 from shardmill.pipeline.formats import formats
@@ -24,8 +24,11 @@ from shardmill.pipeline.init.write import (
 )
 from shardmill.pipeline.plan.nothing import holds_already, why_nothing
 from shardmill.pipeline.plan.plan import make_plan
+from shardmill.pipeline.plan.profiles import PROFILES
 from shardmill.pipeline.plan.profiles.child import FLOATS
+from shardmill.pipeline.plan.profiles.modelopt import METHODS
 from shardmill.pipeline.plan.profiles.truth import stated
+from shardmill.pipeline.plan.profiles.unread import TRANSFORMERS, UnreadError
 from shardmill.pipeline.plan.types import Plan
 from shardmill.pipeline.recipe.globs import fold
 from shardmill.pipeline.recipe.tables import Recipe
@@ -57,7 +60,7 @@ def default_profile(parent: Parent, aim: Aim = "fp8") -> str:
     if aim not in ("fp8", "bf16"):
         spellings = formats()[aim].spellings if aim in formats() else ()
         return next((each.profile for each in reversed(spellings) if each.entry), "compressed-tensors")
-    return "modelopt-mixed" if stated(parent.config).get("quant_method") == "modelopt" else "fp8"
+    return "modelopt-mixed" if stated(parent.config).get("quant_method") in METHODS else "fp8"
 
 
 def draft(
@@ -68,16 +71,17 @@ def draft(
     repository: str | None = None,
     revision: str | None = None,
     must_convert: bool = False,
+    lossless: bool = False,
 ) -> RecipeDraft:
     """The RecipeDraft for `parent`. Raises PlanError where even the draft doesn't fit, which is a fault of ours, and
     with `must_convert` where no weight would convert.
     """
-    decisions = decide(parent, profile, aim)
+    decisions = decide(parent, profile, aim, lossless)
     if must_convert:
         _refuse_nothing(decisions, parent, aim)
     patterns = by_pattern(parent.tensors)
     native = NATIVE_FP8.get(str(parent.config.get("model_type")), ())
-    families = _families(decisions, patterns, native)
+    families = _families(decisions, patterns, native, profile, lossless)
     converting = [
         weight
         for weight, decision in decisions.items()
@@ -94,10 +98,23 @@ def draft(
         parallel=_parallel(parent, converting, patterns),
         aliases=_aliases(parent) if profile == "modelopt-mixed" else (),
     )
-    plan = _planned(parent, recipe_toml(recipe, (1,), None))
+    plan, unread = _planned_for(parent, recipe)
+    recipe = replace(
+        recipe, loaders=tuple(each for each in PROFILES[profile].loaders if unread and each != TRANSFORMERS)
+    )
+    recipe = replace(recipe, unread=unread)
     sizes = tuple(at.tensor_parallel for at in plan.loads if at.reason is None)
     unknown = [glob for family in families if family.reason == UNKNOWN.reason for glob in family.match]
     return RecipeDraft(recipe_toml(recipe, sizes, plan), plan, tuple(unknown))
+
+
+def _planned_for(parent: Parent, recipe: RecipeText) -> tuple[Plan, str]:
+    """The plan, and why not every loader of the profile can read it; "" where all can."""
+    try:
+        return _planned(parent, recipe_toml(recipe, (1,), None)), ""
+    except UnreadError as error:
+        others = tuple(each for each in PROFILES[recipe.profile].loaders if each != TRANSFORMERS)
+        return _planned(parent, recipe_toml(replace(recipe, loaders=others), (1,), None)), error.reason
 
 
 def _refuse_nothing(decisions: Mapping[str, Decision], parent: Parent, aim: Aim) -> None:
@@ -122,7 +139,11 @@ def _planned(parent: Parent, text: str) -> Plan:
 
 
 def _families(
-    decisions: Mapping[str, Decision], patterns: Mapping[str, list[str]], native: Collection[str]
+    decisions: Mapping[str, Decision],
+    patterns: Mapping[str, list[str]],
+    native: Collection[str],
+    profile: str,
+    lossless: bool,
 ) -> tuple[FamilyText, ...]:
     """What converts first; a name that two decisions share gets a number. `native`: families that were block FP8."""
     members: dict[Decision, list[str]] = defaultdict(list)
@@ -148,13 +169,23 @@ def _families(
                 drop=decision.drop,
                 transposed=decision.transposed,
                 unstack=decision.unstack,
+                lossless=lossless and bool(decision.source),
                 reason=decision.reason,
-                numerics="recover/1"
-                if decision.family in native and decision.block == _NATIVE_BLOCK
-                else None,
+                **_numerics(decision, decision.family in native, profile),
             )
         )
     return tuple(families)
+
+
+def _numerics(decision: Decision, native: bool, profile: str) -> dict[str, str]:
+    """The law that a family is given, where it is not the format's first, and why."""
+    fresh = not decision.source and (decision.to or decision.block)  # codes are chosen, none are kept
+    spelling = formats()[decision.to or "fp8-block"].spelling(profile) if fresh else None
+    if spelling and spelling.drafted:
+        return {"numerics": spelling.drafted}
+    if native and decision.block == _NATIVE_BLOCK:
+        return {"numerics": "recover/1", "why_numerics": "the published base is block FP8"}
+    return {}
 
 
 def _weights(decision: Decision, tensors: Iterable[str]) -> int:

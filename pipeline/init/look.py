@@ -16,7 +16,7 @@ from shardmill.pipeline.types import Parent, TensorRef
 PACKED = Row(
     "packed weights", (), "already packed by the parent, with its scales: passed through byte for byte"
 )
-NATIVE = Row("block FP8 already", (), "the parent's own FP8, with its scales: passed through byte for byte")
+NATIVE = Row("FP8 already", (), "the parent's own FP8, with its scales: passed through byte for byte")
 VECTORS = Row("vectors", (), "biases, norms and numbers: no matrix")
 STACKS = Row(
     "stacks", (), "more than two axes: convolutions, or experts in one tensor, which no block covers"
@@ -38,7 +38,7 @@ def rows_of(parent: Parent) -> dict[str, Row]:
     homes = children(tensors)
     quantized = dict(_quantized_modules(tensors))
     found = {}
-    by_name = _by_name(tensors, homes)
+    by_name = _by_name(tensors, homes, str(text_config(parent.config).get("model_type")))
     language = language_homes(homes, tensors)
     for name, ref in tensors.items():
         module = _module_of(name, quantized)
@@ -67,14 +67,15 @@ def home_of(weight: str) -> tuple[str, str]:
     return home, own
 
 
-def _by_name(tensors: Iterable[str], homes: Mapping[str, set[str]]) -> dict[str, Row]:
+def _by_name(tensors: Iterable[str], homes: Mapping[str, set[str]], model_type: str) -> dict[str, Row]:
     rows = [(glob, row) for row in ROWS for written in row.globs for glob in expand(written)]
     matcher = GlobSet([glob for glob, _ in rows])
     found = {}
     for name in tensors:
         for place in matcher.matches(name):
             row = rows[place][1]
-            if row.beside is None or row.beside in homes[home_of(name)[0]]:
+            fits = not row.model_types or model_type in row.model_types
+            if fits and (row.beside is None or row.beside in homes[home_of(name)[0]]):
                 found[name] = row
                 break
     return found
@@ -92,7 +93,7 @@ def _quantized_modules(tensors: Mapping[str, TensorRef]) -> Iterator[tuple[str, 
     for name, ref in tensors.items():
         if ref.dtype == CODES_DTYPE and scales_of(ref, tensors):
             scales = scales_of(ref, tensors)
-            if scales is not None and scales.dtype in SCALE_DTYPES and len(scales.shape) == 2:
+            if scales is not None and scales.dtype in SCALE_DTYPES and len(scales.shape) <= 2:
                 yield name.rpartition(".")[0], NATIVE
         elif is_packed(name, ref):
             yield (

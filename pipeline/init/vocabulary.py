@@ -16,6 +16,7 @@ class Row:
 
     beside: only where the same module also holds a child of that name.
     stock: whether unpatched runtimes build these quantized; else only 'modelopt-mixed' converts them.
+    model_types: the only ones that use the names so; empty for any.
     """
 
     family: str
@@ -23,6 +24,7 @@ class Row:
     reason: str | None = None
     beside: str | None = None
     stock: bool = True
+    model_types: tuple[str, ...] = ()
 
 
 MLPS = "shared experts + dense MLP"  # of one meaning; `family_name` says which of the two a model has
@@ -41,6 +43,7 @@ ROWS: tuple[Row, ...] = (
             "**.router.**",
             "**.mlp.gate.wg.weight",
             "**.ffn.gate.{weight,bias,tid2eid}",
+            "**.{mixer,moe}.gate.{weight,e_score_correction_bias}",
         ),
         "a rounded router logit sends a token to another expert",
     ),
@@ -102,7 +105,11 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "mixers",
-        ("**.mixer.{q,k,v,o}_proj.weight", "**.{mixer,mamba}.{in_proj,out_proj}.weight"),
+        (
+            "**.mixer.{q,k,v,o}_proj.weight",
+            "**.{mixer,mamba}.{in_proj,out_proj}.weight",
+            "**.mixer.{up,down}_proj.weight",
+        ),
     ),
     Row(
         "state-space parameters",
@@ -113,6 +120,57 @@ ROWS: tuple[Row, ...] = (
         "DeepSeek-V4 attention",
         ("**.attn.{wq_a,wq_b,wkv,wo_a,wo_b}.weight", "layers.*.attn.{wq_a,wq_b,wkv,wo_a,wo_b}.weight"),
     ),
+    # GPT-2 and its kin store these transposed (Conv1D): a Linear's kernel would read rows for columns.
+    Row(
+        "transposed Linears",
+        (
+            "**.h.*.{attn,crossattention}.{c_attn,c_proj,q_attn}.weight",
+            "**.h.*.mlp.{c_fc,c_proj}.weight",
+            "h.*.{attn,crossattention}.{c_attn,c_proj,q_attn}.weight",
+            "h.*.mlp.{c_fc,c_proj}.weight",
+        ),
+        "stored [columns, rows] (Conv1D), which loaders build unquantized",
+        model_types=("gpt2", "openai-gpt", "imagegpt", "decision_transformer"),
+    ),
+    Row(
+        "attention of GPT's kin",
+        (
+            "**.{self_attention,attention}.{query_key_value,dense}.weight",  # Falcon, BLOOM, GPT-NeoX
+            "**.attn.{Wqkv,Wo,out_proj}.weight",  # MPT, ModernBERT
+            "**.attn.{q,k,v}_proj.weight",  # GPT-J
+            "**.h.*.attn.{c_attn,c_proj}.weight",  # the first Qwen, StarCoder
+            "**.{SelfAttention,EncDecAttention}.{q,k,v,o}.weight",  # T5
+            "**.attention.self.{query,key,value}.weight",  # BERT
+            "**.attention.output.dense.weight",
+        ),
+    ),
+    Row(
+        "MLP of GPT's kin",
+        (
+            "**.mlp.{dense_h_to_4h,dense_4h_to_h,fc_in,fc_out,Wi,Wo}.weight",
+            "**.ffn.{up_proj,down_proj}.weight",
+            "**.h.*.mlp.{w1,w2,c_fc,c_proj}.weight",
+            "**.DenseReluDense.{wi,wi_0,wi_1,wo}.weight",
+            "**.layer.*.{intermediate,output}.dense.weight",
+        ),
+    ),
+    Row(
+        "RWKV",
+        (
+            "**.blocks.*.attention.{key,value,receptance,output}.weight",
+            "**.blocks.*.feed_forward.{key,value,receptance}.weight",
+        ),
+        model_types=("rwkv",),
+    ),
+    Row(
+        "recurrent blocks",
+        (
+            "**.temporal_block.{q_proj,k_proj,v_proj,o_proj,linear_x,linear_y,linear_out}.weight",
+            "**.mlp_block.{gate,up,down}_proj.weight",
+        ),
+    ),
+    Row("short convolutions' Linears", ("**.layers.*.conv.{in_proj,out_proj}.weight",)),
+    Row("feed-forward", ("**.feed_forward.{w1,w2,w3}.weight",)),
     Row("DeepSeek-V4 shared experts", ("**.ffn.shared_experts.{w1,w2,w3}.weight",)),
     Row(
         "routed experts",
@@ -121,7 +179,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         MLPS,
         (
-            "**.{shared_experts,shared_expert}.{gate,up,down}_proj.weight",
+            "**.{shared_experts,shared_expert,share_expert}.{gate,up,down}_proj.weight",
             "**.{mlp,block_sparse_moe}.{gate,up,down,gate_up}_proj.weight",  # the latter: Kimi as transformers saves it
             "**.{shared_mlp,feed_forward}.{gate,up,down}_proj.weight",
             "**.layers.*.mlp.{c_fc,c_proj,fc1,fc2}.weight",
@@ -135,7 +193,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "draft (MTP) joints",
-        ("**.{eh_proj,enorm,hnorm,shared_head.norm}.weight",),
+        ("**.{eh_proj,enorm,hnorm,shared_head.norm}.weight", "**.mtp_layers.*.input_proj.weight"),
         "runtimes build eh_proj unquantized; the rest are norms",
     ),
     Row("lm_head", ("**.lm_head.weight",), stock=False),
@@ -146,9 +204,10 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "embeddings",
-        ("**.{embed_tokens,word_embeddings,wte,shared_head.head}.weight",),
+        ("**.{embed_tokens,word_embeddings,wte,wpe,embed_in,embed_out,shared_head.head}.weight",),
         "a look-up or a copy of the head, not a product that runtimes have in FP8",
     ),
+    Row("biases of experts", ("**.experts.{gate_up_proj,down_proj}_bias",), "biases, no Linear"),
     Row(
         "norms",
         ("**.*{norm,layernorm,layer_norm}.{weight,bias}", "**.{norm1,norm2,ln_1,ln_2,ln_f}.{weight,bias}"),
@@ -233,6 +292,11 @@ AXES: Mapping[str, tuple[str, ...]] = {
         "**.attn.{wq_b,wo_a}.weight",
         "**.mlp.{c_fc,fc1}.weight",
         "**.layers.*.fc1.weight",
+        "**.{self_attention,attention}.query_key_value.weight",
+        "**.attn.{Wqkv,q_proj,k_proj,v_proj,c_attn}.weight",
+        "**.mlp.{dense_h_to_4h,fc_in,Wi,w1,w2}.weight",
+        "**.ffn.up_proj.weight",
+        "**.feed_forward.{w1,w3}.weight",
     ),
     "columns": (
         "**.self_attn.o_proj.weight",
@@ -249,5 +313,10 @@ AXES: Mapping[str, tuple[str, ...]] = {
         "**.layers.*.fc2.weight",
         "**.experts.*.w2.weight",
         "**.blocks.*.attn.proj.weight",
+        "**.{self_attention,attention}.dense.weight",
+        "**.attn.{out_proj,Wo,c_proj}.weight",
+        "**.mlp.{dense_4h_to_h,fc_out,Wo}.weight",
+        "**.ffn.down_proj.weight",
+        "**.feed_forward.w2.weight",
     ),
 }

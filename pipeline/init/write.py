@@ -24,7 +24,9 @@ class FamilyText:
     drop: bool = False
     transposed: bool = False
     unstack: bool = False
+    lossless: bool = False
     numerics: str | None = None
+    why_numerics: str = "scales that survive a loader's cast to BF16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,10 @@ class RecipeText:
     fused: tuple[FusedText, ...]
     parallel: tuple[ParallelText, ...]
     aliases: tuple[AliasText, ...]
+    loaders: tuple[str, ...] = ()
+    unread: str = (
+        ""  # why not all loaders of the profile can read it: plan refuses until `loaders` says who must
+    )
 
 
 def recipe_toml(recipe: RecipeText, sizes: Sequence[int], plan: Plan | None) -> str:
@@ -70,6 +76,7 @@ def recipe_toml(recipe: RecipeText, sizes: Sequence[int], plan: Plan | None) -> 
         lines += [f"revision = {_quoted(recipe.revision)}"] if recipe.revision else []
         lines.append("")
     lines += ["[output]", f"profile = {_quoted(recipe.profile)}"]
+    lines += _loaders(recipe)
     lines += [f"tensor_parallel = {list(sizes)}   # the result must load at these sizes"]
     for family in recipe.families:
         lines += ["", *_family(family)]
@@ -100,6 +107,14 @@ def _head(recipe: RecipeText, plan: Plan | None) -> Iterator[str]:
                 yield f"# Not at tensor-parallel size {at.tensor_parallel}: {at.reason}."
 
 
+def _loaders(recipe: RecipeText) -> Iterator[str]:
+    if recipe.unread:
+        yield f"# Plan refuses this: {recipe.unread}."
+        yield f"# Remove the # where that is no matter:\n# loaders = {json.dumps(list(recipe.loaders))}"
+    elif recipe.loaders:
+        yield f"loaders = {json.dumps(list(recipe.loaders))}   # who must read the result"
+
+
 def _family(family: FamilyText) -> Iterator[str]:
     yield "[[family]]"
     yield f"name = {_quoted(family.name)}"
@@ -107,12 +122,16 @@ def _family(family: FamilyText) -> Iterator[str]:
     if family.to:
         yield 'action = "convert"'
         yield f"to = {_quoted(family.to)}"
+        if family.numerics:
+            yield f"numerics = {_quoted(family.numerics)}   # {family.why_numerics}"
         if family.source:
             yield f"source = {_quoted(family.source)}"
         if family.block:
             yield f"block = {list(family.block)}"
         if family.transposed:
             yield "transposed = true"
+        if family.lossless:
+            yield "lossless = true   # a block that does not decode to the parent's numbers is refused"
         if family.unstack:
             yield "unstack = true   # one tensor an expert, as makers publish them"
     elif family.source_block:
@@ -122,7 +141,7 @@ def _family(family: FamilyText) -> Iterator[str]:
         yield 'action = "quantize"'
         yield f"block = {list(family.block)}"
         if family.numerics:
-            yield f"numerics = {_quoted(family.numerics)}   # the published base is block FP8"
+            yield f"numerics = {_quoted(family.numerics)}   # {family.why_numerics}"
     else:
         yield f'action = "{"drop" if family.drop else "keep"}"'
         yield f"reason = {_quoted(family.reason or '')}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,14 @@ class LockedFile:
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """Every file of a parent's revision that a build reads."""
+    """Every file of a parent's revision that a build reads; those of other checkpoints are called `source:file`."""
 
     repository: str | None
     revision: str | None
     files: Mapping[str, LockedFile]
+    sources: Mapping[str, tuple[str | None, str | None]] = field(
+        default_factory=dict
+    )  # -> repository, revision
 
     def to_json(self) -> bytes:
         files = {
@@ -56,6 +59,9 @@ class Lock:
             "repository": self.repository,
             "revision": self.revision,
             "files": files,
+            **(
+                {"sources": {name: list(said) for name, said in self.sources.items()}} if self.sources else {}
+            ),
         }
         return (json.dumps(body, indent=1) + "\n").encode()
 
@@ -74,8 +80,9 @@ def load_lock(path: Path) -> Lock | None:
         if body["format"] != LOCK_FORMAT:
             raise ValueError(f"its format is not {LOCK_FORMAT}")
         files = {name: LockedFile(**fields) for name, fields in body["files"].items()}
-        return Lock(body["repository"], body["revision"], files)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        sources = {name: (said[0], said[1]) for name, said in body.get("sources", {}).items()}
+        return Lock(body["repository"], body["revision"], files, sources)
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
         raise CheckpointError(
             f"{path}: not a lock of this version ({error}); run `shardmill pin` again"
         ) from None

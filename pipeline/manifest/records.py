@@ -131,6 +131,15 @@ class RecipeRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceRecord:
+    """Another checkpoint than the parent, and what it gave: the parent's name of each tensor -> its own name there."""
+
+    repository: str | None
+    revision: str | None
+    tensors: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """Everything that can be proven about a published checkpoint, written beside it."""
 
@@ -150,6 +159,7 @@ class Manifest:
     values: Mapping[str, Counts] = field(
         default_factory=dict
     )  # output tensor -> NaN, Inf, zeros that it holds
+    sources: Mapping[str, SourceRecord] = field(default_factory=dict)  # other checkpoints that gave tensors
     format: str = MANIFEST_FORMAT  # that it was read from
 
     def to_json(self) -> bytes:
@@ -169,6 +179,11 @@ class Manifest:
             "renamed": dict(self.renamed),
             "repairs": [dict(repair) for repair in self.repairs],
             **({"values": {name: dict(odd) for name, odd in self.values.items()}} if self.values else {}),
+            **(
+                {"sources": {name: asdict(each) for name, each in self.sources.items()}}
+                if self.sources
+                else {}
+            ),
         }
         return canonical({**body, "self": key_of(body)})
 
@@ -227,6 +242,7 @@ def _parsed(body: dict[str, Any]) -> Manifest:
         raise ValueError(f"it names {outside[0]!r}, which leads out of the folder")
     if not all(isinstance(odd, dict) for odd in body.get("values", {}).values()):
         raise ValueError("its `values` have another form")
+    body["sources"] = {name: _source(fields) for name, fields in body.get("sources", {}).items()}
     return Manifest(**body)
 
 
@@ -248,6 +264,13 @@ def _from_format_1(body: dict[str, Any]) -> dict[str, Any]:
         "conversions": conversions,
         "families": [],
     }
+
+
+def _source(fields: Mapping[str, Any]) -> SourceRecord:
+    record = SourceRecord(**fields)
+    if not all(isinstance(text, str) for pair in record.tensors.items() for text in pair):
+        raise ValueError("its `sources` have another form")
+    return record
 
 
 def _family(fields: Mapping[str, Any]) -> FamilySummary:

@@ -6,7 +6,8 @@ form before, which is computed here too, so that a file whose key proves as much
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from shardmill.pipeline.actions import Action, Copy, Dequantize, QuantizeBlock, Reconcile, Rename
@@ -15,17 +16,32 @@ from shardmill.pipeline.plan.types import Assignment, ShardPlan
 from shardmill.pipeline.types import Header, TensorRef
 
 SHARD_KEY_FORMAT = "shard/2"
+_NONE: Mapping[str, Header] = MappingProxyType({})
 
 
-def shard_key(source: Header, output: Header, assignments: Iterable[Assignment]) -> str:
-    """The key of the file `output`, made from the parent's file `source`. Copies are what is not listed."""
+def shard_key(
+    source: Header, output: Header, assignments: Sequence[Assignment], others: Mapping[str, Header] = _NONE
+) -> str:
+    """The key of the file `output`, made from the parent's file `source`. Copies are what is not listed.
+
+    others: the files of other checkpoints that it is made from too. Without any the key is what it was before.
+    """
     known: dict[Action, list[Any]] = {}
     actions: dict[str, list[Any]] = {}
     for each in assignments:
         if type(each.action) is not Copy:
             key = known.get(each.action) or known.setdefault(each.action, each.action.key())
             actions[each.source.name] = [*key, [_read(ref) for ref in (each.scales, *each.reads) if ref]]
-    return key_of([SHARD_KEY_FORMAT, output.shard, output.digest, source.digest, source.file_bytes, actions])
+    whole = [SHARD_KEY_FORMAT, output.shard, output.digest, source.digest, source.file_bytes, actions]
+    if others:
+        files = {file: [header.digest, header.file_bytes] for file, header in others.items()}
+        taken = {
+            each.source.name: [each.source.shard, each.source.begin]
+            for each in assignments
+            if each.source.shard in others
+        }
+        whole.append({"files": files, "taken": taken})
+    return key_of(whole)
 
 
 def _read(ref: TensorRef) -> list[Any]:

@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from shardmill.pipeline.actions import Conversion, Part
 from shardmill.pipeline.container.header import lay_out
 from shardmill.pipeline.errors import PlanError
 from shardmill.pipeline.manifest.digest import key_of
+from shardmill.pipeline.plan.homes import homes
 from shardmill.pipeline.plan.keys import shard_key
 from shardmill.pipeline.plan.nothing import nothing_done
 from shardmill.pipeline.plan.profiles import PROFILES
 from shardmill.pipeline.plan.profiles.child import Child
 from shardmill.pipeline.plan.profiles.follow import follow
 from shardmill.pipeline.plan.profiles.truth import one_truth
+from shardmill.pipeline.plan.profiles.unread import refuse_unread
 from shardmill.pipeline.plan.readme import child_readme
 from shardmill.pipeline.plan.tensor_parallel import loads_at, refuse_unloadable
 from shardmill.pipeline.plan.types import Assignment, Piece, Plan, ShardPlan
 from shardmill.pipeline.recipe.tables import Recipe, standard_stages
-from shardmill.pipeline.types import FamilySummary, Header, Parent, TensorRef, tensor_bytes
+from shardmill.pipeline.types import FamilySummary, Header, Parent, Shape, TensorRef, tensor_bytes
 
 _LIBRARY_METADATA = {
     "format": "pt"
@@ -35,12 +37,7 @@ _LIBRARY_METADATA = {
 def make_plan(recipe: Recipe, parent: Parent, assignments: Sequence[Assignment]) -> Plan:
     """The Plan for `parent`, whose tensors are `assignments`. Raises PlanError where the result could not load."""
     _refuse_collisions(assignments)
-    by_shard: dict[str, list[Assignment]] = defaultdict(list)
-    for each in assignments:
-        by_shard[each.source.shard].append(each)
-    shards = tuple(
-        shard for header in parent.headers if (shard := _shard(header, by_shard[header.shard])) is not None
-    )
+    shards = tuple(_shards(parent, assignments))
     converted = {
         name: (each.family, each.action)
         for each in assignments
@@ -61,9 +58,11 @@ def make_plan(recipe: Recipe, parent: Parent, assignments: Sequence[Assignment])
     profile = PROFILES[recipe.output.profile]
     if problems := [*profile.problems(child), *nothing_done(recipe, parent, assignments)]:
         raise PlanError(problems)
+    refuse_unread(child, profile.name, profile.loaders)
     config, entries = profile.declare(child)
     config = one_truth(config, child, parent.tensors)
     config_text = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
+    beside = profile.beside(config)
     families = _families(recipe, assignments)
     rewritten = [shard.file for shard in shards if shard.rewritten]
     without_key = child_readme(recipe, parent, families, "", rewritten, len(shards))
@@ -73,9 +72,11 @@ def make_plan(recipe: Recipe, parent: Parent, assignments: Sequence[Assignment])
             "parent": [recipe.parent.repository, recipe.parent.revision],
             "shards": [shard.key for shard in shards],
             "config": key_of(config_text.decode()),
+            **({"beside": {name: key_of(data.decode()) for name, data in beside.items()}} if beside else {}),
             "readme": key_of(without_key.decode()),
             "carried": list(parent.carried),
             **_own_stages(recipe),
+            **({"sources": sources} if (sources := _sources(recipe)) else {}),
         }
     )
     return Plan(
@@ -86,6 +87,7 @@ def make_plan(recipe: Recipe, parent: Parent, assignments: Sequence[Assignment])
         weight_map={name: ref.shard for name, ref in sorted(outputs.items())},
         config=config_text,
         config_entries=entries,
+        beside=beside,
         readme=child_readme(recipe, parent, families, key, rewritten, len(shards)),
         conversions=converted,
         units={name: (unit.rows, unit.cols) for name, unit in units.items()},
@@ -97,13 +99,20 @@ def make_plan(recipe: Recipe, parent: Parent, assignments: Sequence[Assignment])
         families=families,
         loads=loads,
         key=key,
+        sources={name: (said[0], said[1]) for name, said in _sources(recipe).items()},
+        origins=parent.origins,
     )
+
+
+def _sources(recipe: Recipe) -> dict[str, list[str | None]]:
+    """Source -> its repository and revision."""
+    return {table.name: [table.repository, table.revision] for table in recipe.source}
 
 
 def _own_stages(recipe: Recipe) -> dict[str, Any]:
     """The order of the stages, where the recipe gives another than the standard one."""
     needs = {name: sorted(table.needs) for name, table in recipe.stages.items()}
-    standard = standard_stages(family.action for family in recipe.family)
+    standard = standard_stages((family.action for family in recipe.family), bool(recipe.source))
     usual = {name: sorted(table["needs"]) for name, table in standard.items()}
     return {} if needs == usual else {"stages": needs}
 
@@ -144,9 +153,24 @@ def _renamed(assignments: Iterable[Assignment]) -> dict[str, str]:
     return moved
 
 
-def _shard(header: Header, assignments: Sequence[Assignment]) -> ShardPlan | None:
-    """The plan of one output file; None where nothing of the parent's file is left."""
-    rewritten = any(each.action.kind != "copy" for each in assignments)
+def _shards(parent: Parent, assignments: Sequence[Assignment]) -> Iterator[ShardPlan]:
+    """The output files: the parent's in its order, but for those of which nothing is left, then further ones."""
+    headers = {header.shard: header for header in parent.headers}
+    others = {file: headers[file] for file in parent.others}
+    moved = homes(parent)
+    by_file: dict[str, list[Assignment]] = {header.shard: [] for header in parent.own_headers}
+    for each in assignments:
+        by_file.setdefault(moved.get(each.source.name, each.source.shard), []).append(each)
+    own = len(parent.own_headers)
+    for file in [*list(by_file)[:own], *sorted(list(by_file)[own:])]:
+        if (shard := _shard(file, headers.get(file), by_file[file], others)) is not None:
+            yield shard
+
+
+def _shard(
+    file: str, header: Header | None, assignments: Sequence[Assignment], others: Mapping[str, Header]
+) -> ShardPlan | None:
+    """The plan of one output file; None where nothing is in it. header: of the parent's file of that name."""
     outputs = {
         name: (each, part, dtype, shape)
         for each in assignments
@@ -154,20 +178,22 @@ def _shard(header: Header, assignments: Sequence[Assignment]) -> ShardPlan | Non
     }
     if not outputs:
         return None
-    layout = (
-        lay_out(
-            ((name, dtype, shape) for name, (_, _, dtype, shape) in outputs.items()),
-            header.shard,
-            {**_LIBRARY_METADATA, **header.metadata},
-        )
-        if rewritten
-        else header
+    read = {ref.shard for each in assignments for ref in (each.source, each.scales, *each.reads) if ref}
+    rewritten = header is None or any(
+        each.action.kind != "copy" or each.source.shard != file for each in assignments
     )
+    named = {name: (dtype, shape) for name, (_, _, dtype, shape) in outputs.items()}
+    layout = _layout(file, header, named) if rewritten or header is None else header
     pieces = tuple(_piece(ref, *outputs[ref.name][:2]) for ref in layout.tensors)
-    read = [ref for each in assignments for ref in (each.scales, *each.reads) if ref]
-    inputs = {header.shard: None, **{ref.shard: None for ref in read}}
-    key = shard_key(header, layout, assignments)
-    return ShardPlan(header.shard, layout, pieces, tuple(inputs), rewritten, key)
+    inputs = tuple(dict.fromkeys([*([file] if header else []), *sorted(read)]))
+    first = header or others[inputs[0]]
+    key = shard_key(first, layout, assignments, {name: others[name] for name in inputs if name in others})
+    return ShardPlan(file, layout, pieces, inputs, rewritten, key)
+
+
+def _layout(file: str, header: Header | None, named: Mapping[str, tuple[str, Shape]]) -> Header:
+    metadata = {**_LIBRARY_METADATA, **(header.metadata if header else {})}
+    return lay_out(((name, dtype, shape) for name, (dtype, shape) in named.items()), file, metadata)
 
 
 def _piece(ref: TensorRef, each: Assignment, part: Part) -> Piece:
@@ -200,45 +226,3 @@ def _bytes_of(assignments: Iterable[Assignment], parts: tuple[str, ...]) -> int:
         for _, dtype, shape, part in each.action.outputs(each.source)
         if part in parts
     )
-
-
-def plan_json(plan: Plan, parent: Parent) -> dict[str, Any]:
-    """The plan as `shardmill plan --json` prints it; the same for the same recipe and headers."""
-    return {
-        "parent": {
-            "files": len(parent.headers),
-            "tensors": len(parent.tensors),
-            "tensor_bytes": parent.tensor_bytes,
-            "file_bytes": parent.file_bytes,
-        },
-        "output": {
-            "files": len(plan.shards),
-            "tensors": plan.tensors,
-            "tensor_bytes": plan.tensor_bytes,
-            "file_bytes": plan.file_bytes,
-        },
-        "converted": len(plan.conversions),
-        "families": {
-            family.name: {
-                "action": family.action,
-                "tensors": family.tensors,
-                "bytes_before": family.bytes_before,
-                "bytes_after": family.bytes_after,
-                "scale_bytes": family.scale_bytes,
-                "block": list(family.block) if family.block else None,
-                "reason": family.reason,
-            }
-            for family in plan.families
-        },
-        "files_rewritten": [shard.file for shard in plan.shards if shard.rewritten],
-        "config_entries": plan.config_entries,
-        "loads_at": {str(at.tensor_parallel): at.reason or "yes" for at in plan.loads},
-        "dropped": list(plan.dropped),
-        "side_files": {
-            "passed_on": {name: parent.stats[name][0] for name in parent.carried},
-            "left": {
-                name: {"bytes": each.bytes, "reason": each.reason} for name, each in parent.left.items()
-            },
-        },
-        "key": plan.key,
-    }

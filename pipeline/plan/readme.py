@@ -32,6 +32,7 @@ def child_readme(
         "",
         f"Made by shardmill from {repository}, revision {revision}, by the recipe `{recipe.name}`.",
         _rewritten(len(rewritten), files),
+        *_sources(recipe, parent),
         "shardmill rewrites published safetensors checkpoints and proves what it wrote.",
         "",
         *_loading(parent),
@@ -66,6 +67,16 @@ def _front(recipe: Recipe, parent: Parent, families: Sequence[FamilySummary]) ->
     library = kept.pop("library_name", f"library_name: {known}")
     tags = list(dict.fromkeys([*tags, *ours]))
     return [*front, *kept.values(), library, f"tags: [{', '.join(tags)}]"]
+
+
+def _sources(recipe: Recipe, parent: Parent) -> list[str]:
+    """A line for each checkpoint beside the parent."""
+    return [
+        f"{sum(origin.source == table.name for origin in parent.origins.values()):,} tensors come from "
+        f"{table.repository or f'another checkpoint ({table.name})'}"
+        + (f", revision {table.revision}." if table.revision else ", not pinned.")
+        for table in recipe.source
+    ]
 
 
 def _rewritten(rewritten: int, files: int) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from shardmill.pipeline.actions import Action, Conversion, Part
-from shardmill.pipeline.types import FamilySummary, Header, TensorRef
+from shardmill.pipeline.types import FamilySummary, Header, TensorOrigin, TensorRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class ShardPlan:
     file: str
     header: Header
     pieces: tuple[Piece, ...]
-    inputs: tuple[str, ...]  # files of the parent that are read
+    inputs: tuple[str, ...]  # files that are read, the parent's own of this name first where it has one
     rewritten: bool
     key: str
 
@@ -68,6 +68,7 @@ class Plan:
     weight_map: Mapping[str, str]  # output tensor -> output file
     config: bytes  # config.json as it will be written
     config_entries: int
+    beside: Mapping[str, bytes]  # further files that declare what config.json does, as they will be written
     readme: bytes
     conversions: Mapping[str, tuple[str, Conversion]]  # weight -> its family and its action
     units: Mapping[
@@ -81,6 +82,12 @@ class Plan:
     families: tuple[FamilySummary, ...]
     loads: tuple[LoadsAt, ...]
     key: str
+    sources: Mapping[str, tuple[str | None, str | None]] = field(
+        default_factory=dict
+    )  # -> repository, revision
+    origins: Mapping[str, TensorOrigin] = field(
+        default_factory=dict
+    )  # parent tensor -> where it is from instead
 
     @property
     def tensor_bytes(self) -> int:
@@ -93,6 +100,17 @@ class Plan:
     @property
     def tensors(self) -> int:
         return len(self.weight_map)
+
+    @property
+    def converted_from(self) -> tuple[str, ...]:
+        """The parent's weights that are converted."""
+        sources = {
+            piece.source.name: None
+            for shard in self.shards
+            for piece in shard.pieces
+            if isinstance(piece.action, Conversion)
+        }
+        return tuple(sources)
 
     @property
     def numerics(self) -> tuple[str, ...]:

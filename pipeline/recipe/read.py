@@ -19,7 +19,16 @@ from shardmill.pipeline.container.regular import read_regular, resolved
 from shardmill.pipeline.errors import RecipeError
 from shardmill.pipeline.recipe.lines import Origin, located
 from shardmill.pipeline.recipe.spellings import respell
-from shardmill.pipeline.recipe.tables import Alias, Family, Fused, Output, Parallel, Parent, Recipe
+from shardmill.pipeline.recipe.tables import (
+    Alias,
+    Family,
+    FurtherParent,
+    Fused,
+    Output,
+    Parallel,
+    Parent,
+    Recipe,
+)
 
 _RECIPE_BYTES_MAX = 1 << 24
 _LAYERS_MAX = 32
@@ -110,6 +119,7 @@ def _by_name(families: list[Any], origin: Origin) -> dict[Any, tuple[Any, Origin
 _TABLES: Mapping[str | int, type[BaseModel]] = {
     "parent": Parent,
     "output": Output,
+    "source": FurtherParent,
     "family": Family,
     "fused": Fused,
     "parallel": Parallel,

@@ -74,11 +74,55 @@ class Parent(_Table):
     also: tuple[Text, ...] = ()  # files of weights that the index does not name and that belong to the parent
 
 
+class Prefix(_Table):
+    """The front of names in a source, and what stands in its place in the child."""
+
+    from_: Text = Field(alias="from")
+    to: Text
+
+
+class FurtherParent(_Table):
+    """Another checkpoint of which some tensors are taken, in place of the parent's or beside them.
+
+    names: globs over its own names; each tensor that one matches is taken. Where it is: `--source NAME=DIR`, else
+    `path`, relative to the recipe, else its repository at that revision.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")]
+    names: Globs
+    path: Text | None = None
+    repository: str | None = None
+    revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] | None = None
+    rename: Prefix | None = None
+
+    @field_validator("names", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        return _one_or_many(value)
+
+    @field_validator("names")
+    @classmethod
+    def _paired(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for glob in value:
+            count(glob)
+        return value
+
+    def globs(self) -> list[str]:
+        return [glob for written in self.names for glob in expand(written)]
+
+    def renamed(self, name: str) -> str:
+        """What the child calls the source's tensor `name`."""
+        if self.rename is None or not name.startswith(self.rename.from_):
+            return name
+        return self.rename.to + name.removeprefix(self.rename.from_)
+
+
 class Output(_Table):
     """What is written, and at which tensor-parallel sizes it must load."""
 
     profile: Text = "modelopt-mixed"  # a row of pipeline.plan.profiles
     tensor_parallel: Annotated[tuple[Side, ...], Field(max_length=64)] = (1,)
+    loaders: tuple[Text, ...] = ()  # who must read the result; () is everyone whom the profile is for
     carry: tuple[Text, ...] = ()  # globs of side files that the child gets beside those that loaders read
 
 
@@ -250,16 +294,18 @@ STANDARD_STAGES: dict[str, tuple[str, ...]] = {
 }
 
 
-def standard_stages(actions: Iterable[Any]) -> dict[str, dict[str, Any]]:
+def standard_stages(actions: Iterable[Any], several_parents: bool = False) -> dict[str, dict[str, Any]]:
     """The [stages] of a recipe that doesn't write them: the standard ones, and those that its actions need.
 
     actions: as its families name them; what is no action is the family's problem. A further stage takes its place
-    between classify, which it needs, and rewrite, which needs it.
+    between classify, which it needs, and rewrite, which needs it. With several parents `sources` is after scan.
     """
     known = (ACTIONS[action] for action in actions if isinstance(action, str) and action in ACTIONS)
     further = dict.fromkeys(each.stage for each in known if each.stage and each.stage not in STANDARD_STAGES)
     needs = {**STANDARD_STAGES, **dict.fromkeys(further, ("classify",))}
     needs["rewrite"] = (*needs["rewrite"], *further)
+    if several_parents:
+        needs |= {"sources": ("scan",), "classify": ("sources",), "index": ("sources", "rewrite")}
     return {name: {"needs": wanted} for name, wanted in needs.items()}
 
 
@@ -271,6 +317,7 @@ class Recipe(_Table):
     parent: Parent = Parent()
     output: Output = Output()
     stages: dict[str, StageTable]
+    source: tuple[FurtherParent, ...] = Field(default=(), max_length=_TABLES_MAX)
     family: tuple[Family, ...] = Field(min_length=1, max_length=_TABLES_MAX)
     fused: tuple[Fused, ...] = Field(default=(), max_length=_TABLES_MAX)
     parallel: tuple[Parallel, ...] = Field(default=(), max_length=_TABLES_MAX)
@@ -308,7 +355,7 @@ class Recipe(_Table):
         families = table.get("family")
         listed = families if isinstance(families, list | tuple) else ()
         actions = [family.get("action") for family in listed if isinstance(family, dict)]
-        return {**table, "stages": standard_stages(actions)}
+        return {**table, "stages": standard_stages(actions, bool(table.get("source")))}
 
     @model_validator(mode="after")
     def _staged(self) -> Recipe:
@@ -325,18 +372,30 @@ class Recipe(_Table):
 
     @model_validator(mode="after")
     def _bounded(self) -> Recipe:
-        tables: tuple[_Matching, ...] = (*self.family, *self.fused, *self.parallel)
-        if (whole := sum(count(glob) for table in tables for glob in table.match)) > _GLOBS_MAX:
+        globs = [glob for table in (*self.family, *self.fused, *self.parallel) for glob in table.match]
+        globs += [glob for table in self.source for glob in table.names]
+        if (whole := sum(map(count, globs))) > _GLOBS_MAX:
             raise ValueError(
                 f"its tables stand for {whole} globs; {_GLOBS_MAX} is the limit, write `*` for what is numbered"
             )
         return self
 
     @model_validator(mode="after")
-    def _distinct(self) -> Recipe:
-        names = [family.name for family in self.family]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
+    def _with_sources(self) -> Recipe:
+        classify = self.stages.get("classify")
+        if self.source and classify and "sources" not in classify.needs:
             raise ValueError(
-                f"duplicate family name: {', '.join(twice)}; each family needs a name of its own"
+                '[[source]]: [stages] must have sources = { needs = ["scan"] }, and classify and index must need it; '
+                "without [stages] it is so"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Recipe:
+        for kind, tables in (("family", self.family), ("source", self.source)):
+            names = [table.name for table in tables]
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                raise ValueError(
+                    f"duplicate {kind} name: {', '.join(twice)}; each {kind} needs a name of its own"
+                )
         return self

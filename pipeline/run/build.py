@@ -12,12 +12,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from shardmill.pipeline.container.filesystem import losses
-from shardmill.pipeline.errors import BuildError
+from shardmill.pipeline.errors import BuildError, PlanError
 from shardmill.pipeline.manifest.state import Memory, Staged
 from shardmill.pipeline.manifest.store import Store
 from shardmill.pipeline.plan.types import Plan, ShardPlan
 from shardmill.pipeline.run import kernel as kernels
 from shardmill.pipeline.run.locking import locked
+from shardmill.pipeline.run.lossless import never_exact, uncounted
 from shardmill.pipeline.run.place import refuse_full_disk, refuse_out
 from shardmill.pipeline.run.publish import publish, signatures_in, stale_beside_shards
 from shardmill.pipeline.run.resume import holds_receipt, is_as_staged
@@ -61,7 +62,7 @@ def build(
     where it stopped.
     """
     out = out.absolute()  # as workers of a cluster must be given it
-    refuse_out(prepared.parent.folder, out)
+    _refuse_out(prepared, out)
     store = Store(out)
     store.open()
     try:
@@ -72,6 +73,11 @@ def build(
     finally:
         for loss in losses():
             tell(loss)
+
+
+def _refuse_out(prepared: Prepared, out: Path) -> None:
+    for folder in (prepared.parent.folder, *prepared.checkpoint.sources.values()):
+        refuse_out(folder, out)
 
 
 def _build(
@@ -86,6 +92,8 @@ def _build(
     if store.finish_commit(tell):
         tell("finished the commit of an earlier build")
     memory = store.load()
+    if settings.lossless and (refused := never_exact(plan)):
+        raise PlanError(refused)
     verdicts = _verdicts(prepared, store.out, memory, settings, tell)
     stale = [verdict for verdict in verdicts if verdict.reason]
     resumed = {verdict.file for verdict in stale if verdict.staged}
@@ -137,7 +145,7 @@ class Explanation:
 
 def explain(prepared: Prepared, out: Path, settings: Settings, tell: Callable[[str], None]) -> Explanation:
     """What a build would make now, and why. Writes nothing."""
-    refuse_out(prepared.parent.folder, out)
+    _refuse_out(prepared, out)
     memory = Store(out).load()
     verdicts = _verdicts(prepared, out, memory, settings, tell)
     return Explanation(verdicts, stale_beside_shards(prepared, out, memory, settings))
@@ -149,6 +157,7 @@ def _verdicts(
     """One a shard. `staged`: an interrupted build has made the stale shard already, from the same parent files."""
     plan, parent = prepared.plan, prepared.parent
     verdicts = judge(plan, parent, out, memory.manifest, memory.trusted(settings.paranoid), tell)
+    verdicts = _counted(plan, memory, settings, verdicts)
     staging = Store(out).staging
     return tuple(
         replace(
@@ -156,6 +165,21 @@ def _verdicts(
             staged=bool(verdict.reason) and _is_resumable(shard, parent, memory, staging, settings, tell),
         )
         for verdict, shard in zip(verdicts, plan.shards, strict=True)
+    )
+
+
+def _counted(
+    plan: Plan, memory: Memory, settings: Settings, verdicts: tuple[Verdict, ...]
+) -> tuple[Verdict, ...]:
+    """Under `--lossless` what an earlier build did not count is made again."""
+    if not settings.lossless:
+        return verdicts
+    records = memory.manifest.conversions if memory.manifest else {}
+    files = set(uncounted(plan, {name: record.counts for name, record in records.items()}))
+    why = "its blocks were not counted when it was made"
+    return tuple(
+        replace(each, reason=why, stat=None) if each.reason is None and each.file in files else each
+        for each in verdicts
     )
 
 

@@ -13,20 +13,17 @@ from pathlib import Path
 
 from shardmill.pipeline.errors import CheckpointError
 from shardmill.pipeline.manifest.lock import NOT_PINNED, Lock, LockedFile, tensors_digest
+from shardmill.pipeline.recipe.tables import Recipe
 from shardmill.pipeline.run.digests import sha256_and_tensors_of, sha256_of
 from shardmill.pipeline.types import CONFIG_FILE, INDEX_FILE, Header, Parent
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-def pin(
-    parent: Parent,
-    repository: str | None,
-    revision: str | None,
-    tell: Callable[[str], None],
-    read_all: bool = False,
-) -> Lock:
-    """The lock of `parent` as its folder holds it. `tell` hears of each file that is read.
+def pin(parent: Parent, recipe: Recipe, tell: Callable[[str], None], read_all: bool = False) -> Lock:
+    """The lock of `parent`, and of what other checkpoints give, as their folders hold it.
+
+    `tell` hears of each file that is read.
 
     `read_all` computes every sha256, and with it the digest of tensors that lets a build check for nothing.
     """
@@ -34,39 +31,52 @@ def pin(
     # What a repair takes from elsewhere has that file's header, which says nothing about the parent's own.
     headers = {header.shard: header for header in parent.headers if header.shard not in parent.replaced}
     for name in sorted(_locked_names(parent)):
-        known = None if read_all else _downloaded_sha256(parent.folder, name)
+        path = _pinned_path(parent, name)
+        root = path.parent if name in parent.others else parent.folder
+        known = None if read_all else _downloaded_sha256(root, path.relative_to(root).as_posix())
         if known:
             header = headers[name].digest if name in headers else None
-            files[name] = LockedFile((parent.folder / name).stat().st_size, known, header=header)
+            files[name] = LockedFile(path.stat().st_size, known, header=header)
         else:
             tell(f"reading {name}")
-            files[name] = _locked(parent.folder / name, headers.get(name))
-    return Lock(repository, revision, files)
+            files[name] = _locked(path, headers.get(name), parent)
+    sources = {table.name: (table.repository, table.revision) for table in recipe.source}
+    return Lock(recipe.parent.repository, recipe.parent.revision, files, sources)
 
 
-def hold(lock: Lock, parent: Parent, repository: str | None, revision: str | None, paranoid: bool) -> None:
+def hold(lock: Lock, parent: Parent, recipe: Recipe, paranoid: bool) -> None:
     """Raises CheckpointError where `parent` is not the one that was pinned, as far as that is known without its data.
 
     Small files are hashed; shards are compared by size, under `paranoid` by sha256.
     """
-    if (lock.repository, lock.revision) != (repository, revision):
-        raise CheckpointError(
-            f"the lock is for {lock.repository} at {lock.revision}, the recipe for {repository} at {revision}; "
-            f"run `shardmill pin` again"
-        )
+    named = {table.name: (table.repository, table.revision) for table in recipe.source}
+    own = recipe.parent.repository, recipe.parent.revision
+    for source, wanted in {"": own, **named}.items():
+        known = lock.sources.get(source) if source else (lock.repository, lock.revision)
+        if known != wanted:
+            what = f"source {source!r}: " if source else ""
+            held = f"for {known[0]} at {known[1]}" if known else "without it"
+            raise CheckpointError(
+                f"{what}the lock is {held}, the recipe for {wanted[0]} at {wanted[1]}; run `shardmill pin` again"
+            )
     shards = {header.shard for header in parent.headers}
     names = _locked_names(parent)
     if differing := sorted(names ^ set(lock.files)):
         held = "the lock does not have it" if differing[0] in names else "the parent does not have it"
-        raise CheckpointError(f"{parent.folder / differing[0]}: {held}; {NOT_PINNED}")
+        raise CheckpointError(f"{_pinned_path(parent, differing[0])}: {held}; {NOT_PINNED}")
     for name in sorted(names):
-        _refuse_other(parent.folder / name, lock.files[name], read=name not in shards or paranoid)
+        _refuse_other(_pinned_path(parent, name), lock.files[name], read=name not in shards or paranoid)
     for header in parent.headers:
         pinned = lock.files[header.shard].header
         if header.shard not in parent.replaced and pinned not in (None, header.digest):
             raise CheckpointError(
-                f"{parent.folder / header.shard}: its header is not the pinned one ({pinned}); {NOT_PINNED}"
+                f"{_pinned_path(parent, header.shard)}: its header is not the pinned one ({pinned}); {NOT_PINNED}"
             )
+
+
+def _pinned_path(parent: Parent, name: str) -> Path:
+    """Where a file is that the lock holds: another checkpoint's, or the parent's own even where one replaces it."""
+    return parent.others.get(name, parent.folder / name)
 
 
 def _refuse_other(path: Path, locked: LockedFile, read: bool) -> None:
@@ -94,9 +104,10 @@ def _downloaded_sha256(folder: Path, name: str) -> str | None:
     return etag if _SHA256.fullmatch(etag) else None
 
 
-def _locked(path: Path, header: Header | None) -> LockedFile:
+def _locked(path: Path, header: Header | None, parent: Parent) -> LockedFile:
     """The record of a file that is read for it; of a shard with the digest of its tensors' digests."""
     if header is None:
         return LockedFile(path.stat().st_size, sha256_of(path))
     sha256, tensors = sha256_and_tensors_of(path, header)
-    return LockedFile(header.file_bytes, sha256, tensors_digest(tensors), header.digest)
+    own = {parent.own_name(ref.name): tensors[ref.name] for ref in parent.pinned(header)}
+    return LockedFile(header.file_bytes, sha256, tensors_digest(own), header.digest)

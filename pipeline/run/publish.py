@@ -26,12 +26,14 @@ from shardmill.pipeline.manifest.records import (
     Receipt,
     RecipeRecord,
     ShardRecord,
+    SourceRecord,
     manifest_algorithms,
 )
 from shardmill.pipeline.manifest.state import Memory, Staged, StatCache
 from shardmill.pipeline.manifest.store import Store
 from shardmill.pipeline.plan.types import Plan, ShardPlan
 from shardmill.pipeline.run.digests import sha256_of, some_tensors_of, steadily
+from shardmill.pipeline.run.lossless import losses
 from shardmill.pipeline.run.resume import holds_receipt
 from shardmill.pipeline.stages.census import words
 from shardmill.pipeline.stages.index import index_bytes
@@ -85,6 +87,8 @@ def publish(
     receipts = [_receipt(shard, made, store, memory, settings) for shard in plan.shards]
     if settings.strict:
         _refuse_odd(receipts)
+    if settings.lossless:
+        _refuse_losses(plan, receipts)
     products = prepared.dag.run(
         "checkpoint",
         prepared.dag.after_shards(),
@@ -198,7 +202,7 @@ def stale_beside_shards(prepared: Prepared, out: Path, memory: Memory, settings:
 
 def _small_files(plan: Plan, index: bytes) -> dict[str, bytes]:
     """Name -> content of the files that are made from the plan; an index only beside many shards."""
-    small = {CONFIG_FILE: plan.config, README_FILE: plan.readme}
+    small = {CONFIG_FILE: plan.config, README_FILE: plan.readme, **plan.beside}
     return small if plan.single else {**small, INDEX_FILE: index}
 
 
@@ -307,11 +311,12 @@ def _is_pinned(
         return True
     if lock.files[header.shard].tensors is None:
         return False
-    unread = [ref for ref in header.tensors if ref.name not in digests]
-    read = {ref.name: digests[ref.name] for ref in header.tensors if ref.name in digests}
+    pinned = parent.pinned(header)
+    unread = [ref for ref in pinned if ref.name not in digests]
+    read = {ref.name: digests[ref.name] for ref in pinned if ref.name in digests}
     if unread:
         read |= some_tensors_of(parent.path(header.shard), header, unread, parent.stats[header.shard])
-    return holds_tensors(lock, header.shard, read)
+    return holds_tensors(lock, header.shard, {parent.own_name(name): digest for name, digest in read.items()})
 
 
 def _input_digests(shards: Sequence[ShardPlan], receipts: Sequence[Receipt]) -> dict[str, str]:
@@ -363,12 +368,25 @@ def _manifest(
         renamed=plan.renamed,
         repairs=(*plan.repairs, *(repair for receipt in receipts for repair in receipt.repairs)),
         values=odd_values(receipts),
+        sources={name: _source_record(name, plan) for name in plan.sources},
     )
+
+
+def _source_record(source: str, plan: Plan) -> SourceRecord:
+    taken = {name: origin.name for name, origin in plan.origins.items() if origin.source == source}
+    return SourceRecord(*plan.sources[source], taken)
 
 
 def odd_values(receipts: Sequence[Receipt]) -> dict[str, Mapping[str, int]]:
     """Output tensor -> NaN, Inf and zeros that it holds, of those that hold any."""
     return {name: odd for receipt in receipts for name, odd in receipt.values.items()}
+
+
+def _refuse_losses(plan: Plan, receipts: Sequence[Receipt]) -> None:
+    """Raises BuildError where a block of a lossless build does not decode to the parent's numbers."""
+    counts = {name: each for receipt in receipts for name, each in receipt.counts.items()}
+    if found := losses(plan, counts):
+        raise BuildError("; ".join(map(str, found)) + "; nothing is published, since the build is lossless")
 
 
 def _refuse_odd(receipts: Sequence[Receipt]) -> None:

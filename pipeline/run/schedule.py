@@ -54,20 +54,10 @@ def make_shards(
     if not todo:
         return Made({}, 0)
     parent = prepared.parent
-    headers = {header.shard: header for header in parent.headers}
     bytes_moved = sum(input_bytes(parent, shard) + shard.header.file_bytes for shard in todo)
+    once = settings.scheduler is None and bytes_moved > memory_bytes()
     tasks = {
-        shard.file: ShardTask(
-            plan=shard,
-            dag_needs=prepared.dag.needs,
-            inputs=tuple(
-                Input(parent.path(file), parent.stats[file], headers[file].data_begin)
-                for file in shard.inputs
-            ),
-            out=out,
-            settings=settings,
-            once=settings.scheduler is None and bytes_moved > memory_bytes(),
-        )
+        shard.file: task_of(shard, prepared, out, settings, once)
         for shard in sorted(todo, key=lambda shard: (-shard.header.file_bytes, shard.file))
     }
     if settings.scheduler:
@@ -75,6 +65,19 @@ def make_shards(
     if settings.workers > 1 and _can_fork():
         return on_processes(tasks, settings.workers, watch)
     return Made(in_threads(tasks, settings.workers, watch), min(settings.workers, len(tasks)))
+
+
+def task_of(
+    shard: ShardPlan, prepared: Prepared, out: Path, settings: Settings, once: bool = False
+) -> ShardTask:
+    """All that making the shard needs. `once`: keep none of its bytes in the page cache."""
+    parent = prepared.parent
+    headers = {header.shard: header for header in parent.headers}
+    inputs = tuple(
+        Input(parent.path(file), parent.stats[file], headers[file].data_begin, headers[file].digest)
+        for file in shard.inputs
+    )
+    return ShardTask(shard, prepared.dag.needs, inputs, out, settings, once)
 
 
 def _can_fork() -> bool:

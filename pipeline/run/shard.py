@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from shardmill.pipeline.container.files import Sink, Source
+from shardmill.pipeline.container.files import Nowhere, Sink, Source
 from shardmill.pipeline.container.filesystem import replace
 from shardmill.pipeline.container.header import file_stat, read_header
 from shardmill.pipeline.errors import CheckpointError
-from shardmill.pipeline.manifest.records import Receipt
+from shardmill.pipeline.manifest.records import Counts, Receipt
 from shardmill.pipeline.manifest.state import Staged
 from shardmill.pipeline.manifest.store import Store
 from shardmill.pipeline.plan.types import Piece, ShardPlan
@@ -33,6 +33,7 @@ class Input:
     path: Path
     stat: Stat
     data_begin: int
+    header: str  # its digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,16 @@ class StagedShard:
 
 
 def input_bytes(parent: Parent, shard: ShardPlan) -> int:
-    """Bytes of the parent's files that making `shard` reads."""
-    return sum(parent.stats[file][0] for file in shard.inputs)
+    """Bytes that making `shard` reads: the parent's files, and of other checkpoints' files what is taken."""
+    taken = {
+        ref
+        for piece in shard.pieces
+        for ref in (piece.source, piece.scales, *piece.reads)
+        if ref and ref.shard in parent.others
+    }
+    return sum(parent.stats[file][0] for file in shard.inputs if file not in parent.others) + sum(
+        ref.bytes for ref in taken
+    )
 
 
 def fill(task: ShardTask, watch: Watch, worker: Worker) -> StagedShard:
@@ -82,6 +91,15 @@ def fill(task: ShardTask, watch: Watch, worker: Worker) -> StagedShard:
         products = Products(pieces=task.plan.pieces)
         made, stats = _run(task, task.dag.of_shards(), products, sink, watch, worker)
         return StagedShard(made["receipt"], stats, staged, _whole(task), written.pop_all())
+
+
+def count_blocks(task: ShardTask, watch: Watch, worker: Worker) -> dict[str, Counts]:
+    """Weight -> how many blocks it has and how many are exact, of each that is encoded; nothing is written."""
+    names = [name for name in task.dag.of_shards() if name in ("quantize", "convert")]
+    pieces = task.plan.pieces
+    made, _ = _run(task, names, Products(pieces=pieces), Nowhere(), watch, worker)
+    found = {name: each.counts for name, each in made.get("codes", {}).items()}
+    return found | {name: each.counts for name, each in made.get("converted", {}).items() if each.counts}
 
 
 def begin_shared(task: ShardTask) -> Path:
@@ -131,7 +149,12 @@ def _run(
         made = task.dag.run("shard", names, job, products)
     receipt = made.get("receipt")
     proven = (
-        {shard: _proven(shard, *opened[shard], task.plan, receipt) for shard in opened} if receipt else {}
+        {
+            shard: _proven(shard, opened[shard][0], each, task.plan, receipt)
+            for shard, each in zip(task.plan.inputs, task.inputs, strict=True)
+        }
+        if receipt
+        else {}
     )
     return made, proven
 
@@ -145,7 +168,7 @@ def _new_place(task: ShardTask) -> Path:
     return whole.with_name(f"{whole.name[:_NAME_SHOWN]}.{secrets.token_hex(4)}")
 
 
-def _proven(shard: str, source: Source, data_begin: int, plan: ShardPlan, receipt: Receipt) -> Stat:
+def _proven(shard: str, source: Source, given: Input, plan: ShardPlan, receipt: Receipt) -> Stat:
     """The Stat under which an input's bytes are those that the receipt tells of.
 
     Where its ctime alone moved since its header was read, what was read of it is read again, header included. Raises
@@ -154,11 +177,13 @@ def _proven(shard: str, source: Source, data_begin: int, plan: ShardPlan, receip
     if not source.retouched:
         return source.stat
     wanted = {ref: digest for ref, digest in _read_from(plan, receipt) if ref.shard == shard}
-    found, stat = steadily(source.path, source.stat, lambda again: tensors_in(again, data_begin, wanted))
-    declared = set(read_header(source.path, shard).tensors)
-    if changed := [
-        ref.name for ref, digest in wanted.items() if found[ref.name] != digest or ref not in declared
-    ]:
+    found, stat = steadily(
+        source.path, source.stat, lambda again: tensors_in(again, given.data_begin, wanted)
+    )
+    changed = [ref.name for ref, digest in wanted.items() if found[ref.name] != digest]
+    if read_header(source.path, shard).digest != given.header:
+        changed.append("its header")
+    if changed:
         raise CheckpointError(
             f"{source.path}: {changed[0]} changed while it was read; let its writer finish, then build again"
         )

@@ -153,11 +153,25 @@ def _what_changed(shard: ShardPlan, source: Header, plan: Plan, manifest: Manife
     if changed:
         shown = [f"{name} ({before.get(name, kept)}, now {now.get(name, kept)})" for name in changed]
         return f"the recipe changed: {_and_more(sorted(shown))}"
+    if moved := _other_origins(shard, plan, manifest):
+        return f"the recipe takes tensors from elsewhere: {_and_more(moved)}"
     outputs = {ref.name for ref in shard.header.tensors}
     other = outputs.symmetric_difference(manifest.shards[shard.file].tensors)
     if scales := sorted(name for name in other if name.endswith(SCALE_SUFFIXES)):
         return f"the names of its scales changed: {_and_more(scales)}"
     return "the parent's header changed"
+
+
+def _other_origins(shard: ShardPlan, plan: Plan, manifest: Manifest) -> list[str]:
+    """What comes from another checkpoint than before, with both."""
+    before = {name: source for source, record in manifest.sources.items() for name in record.tensors}
+    now = {name: origin.source for name, origin in plan.origins.items()}
+    names = dict.fromkeys(piece.source.name for piece in shard.pieces)
+    return [
+        f"{name} ({before.get(name, 'the parent')}, now {now.get(name, 'the parent')})"
+        for name in names
+        if before.get(name) != now.get(name)
+    ]
 
 
 def _words_before(file: str, names: Iterable[str], manifest: Manifest) -> dict[str, str]:

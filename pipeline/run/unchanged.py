@@ -8,7 +8,7 @@ itself. Believed like every stat, and skipped like every stat under `--paranoid`
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import sleep, time_ns
@@ -28,7 +28,14 @@ from shardmill.pipeline.types import Stat
 _PACKAGE = Path(__file__).parents[2]
 
 
-def is_unchanged(recipe: Recipe, folder: Path, out: Path, settings: Settings, lock: Lock | None) -> bool:
+def is_unchanged(
+    recipe: Recipe,
+    folder: Path,
+    out: Path,
+    settings: Settings,
+    lock: Lock | None,
+    sources: Mapping[str, Path],
+) -> bool:
     """Whether a build of `recipe` from `folder` into `out` would find everything as the last one left it."""
     store = Store(out)
     if settings.paranoid or store.commit_is_pending() or store.holds_leftovers():
@@ -36,7 +43,7 @@ def is_unchanged(recipe: Recipe, folder: Path, out: Path, settings: Settings, lo
     stats = store.load().stats
     try:
         return bool(stats.fingerprint) and stats.fingerprint == fingerprint(
-            plan_inputs(recipe, folder, lock), out, stats, settings
+            plan_inputs(recipe, folder, lock, sources), out, stats, settings
         )
     except OSError:
         return False
@@ -50,21 +57,21 @@ class Inputs:
     began: int  # nanoseconds: when the stats were taken
 
 
-def inputs_now(recipe: Recipe, folder: Path, lock: Lock | None) -> Inputs:
+def inputs_now(recipe: Recipe, folder: Path, lock: Lock | None, sources: Mapping[str, Path]) -> Inputs:
     """The Inputs of a plan, taken before they are read: what changes while a build is at work is then another input.
 
     Where a file was written within the clock's last tick, the tick is waited for.
     """
-    stats = _stats_below([folder]) | _stats_named(recipe)
+    stats = _stats_below([folder, *sources.values()]) | _stats_named(recipe)
     if wait := max((wait_for_fine_clock(stat, time_ns()) for stat in stats.values()), default=0.0):
         sleep(wait)
     began = time_ns()
-    digest = plan_inputs(recipe, folder, lock)
+    digest = plan_inputs(recipe, folder, lock, sources)
     sure = all(shows_later_writes(stat, began) for stat in stats.values())
     return Inputs(digest if sure else "", began)
 
 
-def plan_inputs(recipe: Recipe, folder: Path, lock: Lock | None) -> str:
+def plan_inputs(recipe: Recipe, folder: Path, lock: Lock | None, sources: Mapping[str, Path]) -> str:
     """Digest of all that a plan is made from, by the stats of the files among it.
 
     (The hard links that a build makes of its parent's files move their ctime, and so cost the next one a plan.)
@@ -76,6 +83,7 @@ def plan_inputs(recipe: Recipe, folder: Path, lock: Lock | None) -> str:
             "texts": list(recipe.texts),
             "lock": lock.to_json().decode() if lock else None,
             "parent": _stats_below([folder]),
+            "sources": {name: _stats_below([place]) for name, place in sources.items()},
             "named": _stats_named(recipe),
         }
     )

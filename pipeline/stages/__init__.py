@@ -18,12 +18,14 @@ from shardmill.pipeline.stages.reconcile import reconcile
 from shardmill.pipeline.stages.rewrite import rewrite
 from shardmill.pipeline.stages.scales import scales
 from shardmill.pipeline.stages.scan import scan
+from shardmill.pipeline.stages.sources import sources
 
 STAGES: Mapping[str, Stage] = {
     "scan": Stage(scan, produces="parent", scope="checkpoint"),
     "input_scales": Stage(
         input_scales, consumes=("parent",), produces="parent", scope="checkpoint", options=("from", "into")
     ),
+    "sources": Stage(sources, consumes=("parent",), produces="parent", scope="checkpoint"),
     "classify": Stage(classify, consumes=("parent",), produces="assignments", scope="checkpoint"),
     "quantize": Stage(quantize, consumes=("pieces",), produces="codes", scope="shard", by_piece=True),
     "scales": Stage(scales, consumes=("codes",), produces="scales", scope="shard"),

@@ -19,6 +19,7 @@ from shardmill.pipeline.plan.types import Assignment
 from shardmill.pipeline.recipe.globs import GlobSet, filled, fused_instances, nearest
 from shardmill.pipeline.recipe.tables import Family, Fused, Parallel, Recipe
 from shardmill.pipeline.stages.job import Checkpoint
+from shardmill.pipeline.stages.origins import mixed_origins
 from shardmill.pipeline.stages.pairs import torn_pairs
 from shardmill.pipeline.types import Parent, TensorRef
 
@@ -57,6 +58,7 @@ def classify(checkpoint: Checkpoint, parent: Parent) -> tuple[Assignment, ...]:
     problems += _capped(_split_twice(rows, matched), "weights that two [[parallel]] tables match")
     problems += _capped(_unfit(assignments, parent), "tensors that cannot be converted")
     problems += _capped(torn_pairs(assignments, parent.tensors), "tensors without what they belong to")
+    problems += _capped(mixed_origins(assignments, recipe.fused, parent), "weights of two checkpoints")
     problems += _capped(_orphans(families, assignments), "scales that would be consumed")
     grouped = {name for name, at in matched.items() if any(owner_of[place] is None for place in at)}
     problems += _uneven(

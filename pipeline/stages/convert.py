@@ -22,15 +22,18 @@ from shardmill.kernels.group_codes import GroupCodes, widened
 from shardmill.pipeline.actions import Convert
 from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.formats import formats
-from shardmill.pipeline.formats.base import Arrays, Format, Part, Recast, Setting
+from shardmill.pipeline.formats.base import Arrays, Coded, Format, Part, Recast, Setting
+from shardmill.pipeline.formats.kept import recast_of
 from shardmill.pipeline.formats.module import MAIN, Held
+from shardmill.pipeline.formats.scales import stored_scales
 from shardmill.pipeline.manifest.digest import TensorHash
 from shardmill.pipeline.plan.types import Piece
+from shardmill.pipeline.stages.exact import exact_blocks
 from shardmill.pipeline.stages.job import Decoded, ShardJob
 from shardmill.pipeline.types import TensorRef
 
 STRIP_BYTES = 1 << 20  # of the weight as f32 would be twice that
-COLUMN_BYTES = 2048  # a strip of a transposed part reads at least so much of each of its rows
+TURNED_ROWS, TURNED_ELEMENTS = 2048, 1 << 21  # of a transposed part a strip reads so much, and holds no more
 
 _NUMPY: Mapping[str, Any] = {
     "BF16": np.uint16, "F16": np.float16, "F32": np.float32, "I32": np.int32, "I64": np.int64, "I8": np.int8,
@@ -63,11 +66,17 @@ class _Weight:
 
     @property
     def recast(self) -> Recast | None:
-        return self.target.recasts.get(self.held.form.name)
+        return recast_of(self.held.form, self.target, self.action.numerics)
 
     @property
     def counted(self) -> bool:
-        return self.action.lossless or self.held.form.name != "bf16"
+        settings = self.job.settings
+        return settings.lossless or self.action.lossless or self.held.form.name != "bf16"
+
+    def unit(self, shape: tuple[int, int]) -> tuple[int, int]:
+        """(rows, columns) of what a loss is counted by."""
+        own = (self.target.counted or self.target.unit)(shape, self.action.params)
+        return (self.recast.unit if self.recast else None) or own
 
 
 def _converted(job: ShardJob, pieces: list[Piece]) -> dict[str, Decoded]:
@@ -108,9 +117,11 @@ def _of_one(
 ) -> dict[str, Decoded]:
     """Output tensor -> Decoded, of one weight or of one stack."""
     action, source = weight.action, weight.source
-    amax, partners = _surveyed(weight, near, reads) if weight.target.surveys else (None, {})
+    amax, partners = _surveyed(weight, near, reads) if action.surveys else (None, {})
     made, counts = _encoded(weight, amax, sources)
-    if action.lossless and counts["exact_blocks"] < counts["blocks"]:
+    # A lossless build counts all weights before it refuses.
+    at_once = action.lossless and not weight.job.settings.lossless
+    if at_once and counts["exact_blocks"] < counts["blocks"]:
         raise BuildError(
             f"{source.shard}: {source.name}: {counts['blocks'] - counts['exact_blocks']} of {counts['blocks']} blocks "
             f"lose something as {action.to}; drop `lossless`, choose another format, or keep this tensor's family"
@@ -129,7 +140,7 @@ def _encoded(
 ) -> tuple[dict[str, str], dict[str, int]]:
     """Role -> digest of each output, written; and the blocks that were counted."""
     hashes = {role: TensorHash() for role in weight.pieces}
-    blocks = exact = 0
+    blocks = exact = changed = 0
     setting = _setting(weight, amax)
     for expert in weight.matrices:
         once = True
@@ -144,13 +155,13 @@ def _encoded(
             once = False
             if weight.counted:
                 all_blocks, same = exact_blocks(
-                    values,
-                    weight.target.decode(made, setting),
-                    (weight.target.counted or weight.target.unit)(values.shape, setting.params),
+                    values, weight.target.decode(made, setting), weight.unit(values.shape)
                 )
                 blocks, exact = blocks + all_blocks, exact + same
+                changed += _changed_scales(weight, arrays, made)
             weight.job.watch.done(sum(each.nbytes for each in arrays.values()))
     counts = {"blocks": blocks, "exact_blocks": exact} if weight.counted else {}
+    counts |= {"changed_scales": changed} if changed else {}
     return {role: each.hexdigest() for role, each in hashes.items()}, counts
 
 
@@ -164,9 +175,10 @@ def _strip(weight: _Weight, arrays: Arrays, setting: Setting) -> tuple[dict[str,
         values = widened(strip) if weight.counted else np.empty(0, np.float32)
         assert weight.target.encode is not None
         return weight.target.encode(strip, setting), values
-    values = held.form.decode(arrays, _source_setting(held, setting.codes))
+    read = _source_setting(held, setting.codes)
+    values = held.form.decode(arrays, read)
     if weight.recast and np.isfinite(values).all():
-        return weight.recast.encode(arrays, setting), values
+        return weight.recast.encode(Coded(held.form, arrays, read, values), setting), values
     assert weight.target.encode is not None
     return weight.target.encode(values, setting), values
 
@@ -202,7 +214,7 @@ def _strips(weight: _Weight) -> Iterator[tuple[int, int]]:
     step = lcm(*(part.per for part in parts if part.per))
     rows = max(1, STRIP_BYTES // (2 * C))
     if any(part.axis for part in weight.held.parts.values()):
-        rows = max(rows, COLUMN_BYTES)
+        rows = max(rows, min(TURNED_ROWS, TURNED_ELEMENTS // C))
     rows = max(step, rows // step * step)
     for begin in range(0, R, rows):
         yield begin, min(begin + rows, R)
@@ -297,7 +309,7 @@ def _largest(weight: _Weight, held: Held, seen: _Hashes | None) -> np.float32:
     for begin, end in _strips(surveyed):
         arrays = _read(weight.job, held, weight.matrices.start, begin, end, seen)
         default_arithmetic()
-        if weight.recast:
+        if weight.recast and weight.recast.survey:
             found = weight.recast.survey(arrays)
         elif held.form.name == "bf16":
             found = np.abs(widened(arrays["values"])).max(initial=0)
@@ -330,13 +342,12 @@ def _source_setting(held: Held, codes: GroupCodes) -> Setting:
     return Setting(held.params, held.spelling, codes, held.spelling.law)
 
 
-def exact_blocks(values: F32, decoded: F32, unit: tuple[int, int]) -> tuple[int, int]:
-    """How many blocks a strip [rows, C] has, and in how many of them every number is decoded as it was."""
-    r, c = unit
-    differ = (values != decoded).astype(np.uint8)
-    rows = np.maximum.reduceat(differ, np.arange(0, differ.shape[0], r), axis=0)
-    blocks = np.maximum.reduceat(rows, np.arange(0, differ.shape[1], c), axis=1)
-    return blocks.size, int((blocks == 0).sum())
+def _changed_scales(weight: _Weight, arrays: Arrays, made: Arrays) -> int:
+    """Of a weight that stays in its format, how many scales of a strip are other numbers than before."""
+    if weight.held.form is not weight.target or "scales" not in made:
+        return 0
+    before, after = stored_scales(arrays["scales"]).reshape(-1), stored_scales(made["scales"]).reshape(-1)
+    return int((before != after).sum()) if before.size == after.size else 0
 
 
 def _not_finite(weight: _Weight, begin: int, fault: NonFinite) -> BuildError:

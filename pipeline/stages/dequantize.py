@@ -44,10 +44,11 @@ def _values(job: ShardJob, piece: Piece, action: Dequantize) -> Decoded:
     codes_buffer = job.worker.buffers.get("codes", strip_rows * C)
     values_buffer = job.worker.buffers.get("values", 2 * strip_rows * C)
     codes_hash, values_hash = TensorHash(), TensorHash()
+    file, source_place = job.place(source)
     for row in range(0, R, strip_rows):
         rows = min(strip_rows, R - row)
         codes, values = codes_buffer[: rows * C], values_buffer[: 2 * rows * C]
-        job.source.read(codes, job.source_data_begin + source.begin + row * C)
+        file.read(codes, source_place + row * C)
         codes_hash.update(codes)
         grid = scales[row // block[0] : -(-(row + rows) // block[0])]
         try:

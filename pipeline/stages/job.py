@@ -40,6 +40,9 @@ class Settings:
     passthrough: Passthrough = "copy"
     paranoid: bool = False  # believe no stat, hash everything again
     strict: bool = False  # refuse NaN, Inf, matrices of zeros and empty tensors
+    lossless: bool = (
+        False  # count each block of every conversion, and publish nothing where one loses something
+    )
     scheduler: str | None = None  # address of a dask.distributed scheduler; without one, this machine
 
 
@@ -81,11 +84,16 @@ class ShardJob:
         str, tuple[Source, int]
     ]  # each of the parent's files that it reads, and where its data begin
 
+    def place(self, ref: TensorRef) -> tuple[Source, int]:
+        """The file that holds a parent's tensor, and the byte of it at which its data begin."""
+        source, data_begin = self.inputs[ref.shard]
+        return source, data_begin + ref.begin
+
     def read(self, ref: TensorRef) -> memoryview:
         """The bytes of a parent's tensor, whichever of the inputs holds it: all at once, so a small one."""
-        source, data_begin = self.inputs[ref.shard]
+        source, begin = self.place(ref)
         data = memoryview(bytearray(ref.bytes))
-        source.read(data, data_begin + ref.begin)
+        source.read(data, begin)
         return data
 
 
@@ -129,10 +137,11 @@ class Products(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What stages of the whole start from: the recipe and the parent's folder."""
+    """What stages of the whole start from: the recipe, the parent's folder, and that of each [[source]] by its name."""
 
     recipe: Recipe
     folder: Path
+    sources: Mapping[str, Path] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

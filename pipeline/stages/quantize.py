@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardmill.kernels.block_fp8 import BlockEncoder, NonFinite, rows_of
+from shardmill.kernels.block_fp8 import BlockEncoder, NonFinite, decode, rows_of
+from shardmill.kernels.group_codes import widened
 from shardmill.pipeline.actions import QuantizeBlock
 from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.digest import TensorHash
 from shardmill.pipeline.plan.types import Piece
+from shardmill.pipeline.stages.exact import exact_blocks
 from shardmill.pipeline.stages.job import Quantized, ShardJob
 from shardmill.pipeline.types import TensorRef
 
@@ -44,18 +46,20 @@ def _quantized(job: ShardJob, piece: Piece) -> Quantized:
     codes_buffer = job.worker.buffers.get("codes", strip_rows * C)
     scales = np.empty(action.block.grid(source.shape), np.float32)
     codes_hash, source_hash, counts = TensorHash(), TensorHash(), Counter[str]()
-    source_place = job.source_data_begin + source.begin
+    file, source_place = job.place(source)
     codes_place = job.plan.header.data_begin + piece.ref.begin
     is_zero = True
     for row in range(0, R, strip_rows):
         rows = min(strip_rows, R - row)
         strip, codes = strip_buffer[: rows * C * item], codes_buffer[: rows * C]
-        job.source.read(strip, source_place + row * C * item)
+        file.read(strip, source_place + row * C * item)
         source_hash.update(strip)
         first = row // action.block.rows
         grid = scales[first : first + -(-rows // action.block.rows)]
         try:
-            counts.update(encode(_matrix(strip, source.dtype, rows, C), _matrix(codes, "U8", rows, C), grid))
+            weights, made = _matrix(strip, source.dtype, rows, C), _matrix(codes, "U8", rows, C)
+            counts.update(encode(weights, made, grid))
+            counts.update(_exact(job, action, weights, made, grid))
         except NonFinite as fault:
             raise _not_finite(source, row, fault) from None
         # A block of zeros has the scale 1; only where all have it are the codes looked at.
@@ -64,6 +68,21 @@ def _quantized(job: ShardJob, piece: Piece) -> Quantized:
         job.sink.write(codes, codes_place + row * C)
         job.watch.done(len(strip))
     return Quantized(scales, codes_hash.hexdigest(), source_hash.hexdigest(), dict(counts), is_zero)
+
+
+def _exact(
+    job: ShardJob,
+    action: QuantizeBlock,
+    weights: NDArray[Any],
+    codes: NDArray[np.uint8],
+    scales: NDArray[np.float32],
+) -> dict[str, int]:
+    """The blocks of a strip and those that decode to its own numbers, where that is wanted and not counted anyway."""
+    if not job.settings.lossless or action.numerics == "recover/1":
+        return {}
+    block = (action.block.rows, action.block.cols)
+    blocks, exact = exact_blocks(widened(weights), decode(codes, scales, block), block)
+    return {"blocks": blocks, "exact_blocks": exact}
 
 
 def _encoder(job: ShardJob, action: QuantizeBlock) -> BlockEncoder:

@@ -19,6 +19,7 @@ from shardmill.pipeline.manifest.records import Receipt
 from shardmill.pipeline.plan.types import Piece
 from shardmill.pipeline.stages.census import Census
 from shardmill.pipeline.stages.job import Decoded, Quantized, ShardJob
+from shardmill.pipeline.types import TensorRef
 
 Digests = dict[str, str]
 Odd = dict[str, dict[str, int]]
@@ -102,7 +103,7 @@ def _runs(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
     """Pieces in order, those that are adjacent both in the source and in the output together."""
     run: list[Piece] = []
     for piece in pieces:
-        follows = run and piece.part == run[-1].part == "bytes" and piece.source.begin == run[-1].source.end
+        follows = run and piece.part == run[-1].part == "bytes" and _is_next(piece.source, run[-1].source)
         if run and not follows:
             yield run
             run = []
@@ -111,12 +112,18 @@ def _runs(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
         yield run
 
 
+def _is_next(ref: TensorRef, before: TensorRef) -> bool:
+    """Whether a tensor's data begin where those of `before` end."""
+    return ref.shard == before.shard and ref.begin == before.end
+
+
 def _copy_run(job: ShardJob, run: Sequence[Piece], file_hash: Any, odd: Odd) -> Digests:
-    shift = job.plan.header.data_begin + run[0].ref.begin - (job.source_data_begin + run[0].source.begin)
-    begin, end = job.source_data_begin + run[0].source.begin, job.source_data_begin + run[-1].source.end
+    source, begin = job.place(run[0].source)
+    end = begin + run[-1].source.end - run[0].source.begin
+    shift = job.plan.header.data_begin + run[0].ref.begin - begin
     splitter = TensorSplitter([(piece.ref.name, piece.ref.bytes) for piece in run])
     census = Census([piece.ref for piece in run])
-    for offset, chunk in job.source.chunks(job.worker.buffers.get("chunk", CHUNK_BYTES), begin, end):
+    for offset, chunk in source.chunks(job.worker.buffers.get("chunk", CHUNK_BYTES), begin, end):
         job.sink.write(chunk, offset + shift)
         file_hash.update(chunk)
         splitter.update(chunk)

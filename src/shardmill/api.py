@@ -13,6 +13,7 @@ Versions follow semantic versioning: within 0.x a minor version may change these
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,21 +54,31 @@ __all__ = [
 ]
 
 
-def plan(parent: str | Path, recipe: str | Path) -> Plan:
+Sources = Mapping[str, str | Path]
+
+
+def plan(parent: str | Path, recipe: str | Path, sources: Sources | None = None) -> Plan:
     """Names, shapes, offsets and sizes of the child of the folder `parent` by the TOML `recipe`, from headers alone.
 
-    Raises RecipeError, PlanError or CheckpointError, each with every problem that it found.
+    sources: the folder of each [[source]] whose place the recipe does not say. Raises RecipeError, PlanError or
+    CheckpointError, each with every problem that it found.
     """
-    return _prepared(parent, recipe).plan
+    return _prepared(parent, recipe, sources).plan
 
 
-def build(parent: str | Path, recipe: str | Path, out: str | Path, **settings: Any) -> Summary:
+def build(
+    parent: str | Path,
+    recipe: str | Path,
+    out: str | Path,
+    sources: Sources | None = None,
+    **settings: Any,
+) -> Summary:
     """Makes or updates the child in the folder `out`; what is up to date is not made again.
 
     `settings` are fields of Settings (`workers`, `kernel`, `file_digests`, `passthrough` ...). Raises BuildError
     or CheckpointError with the earlier checkpoint untouched; called again, it resumes.
     """
-    return _build.build(_prepared(parent, recipe), Path(out), Settings(**settings), Watch())
+    return _build.build(_prepared(parent, recipe, sources), Path(out), Settings(**settings), Watch())
 
 
 def verify(place: str | Path, parent: str | Path | None = None) -> Report:
@@ -83,6 +94,7 @@ def lint_checkpoint(place: str | Path) -> Report:
     return lint(Folder(Path(place)))
 
 
-def _prepared(parent: str | Path, recipe: str | Path) -> Prepared:
+def _prepared(parent: str | Path, recipe: str | Path, sources: Sources | None) -> Prepared:
     path = Path(recipe)
-    return prepare(load(path), Path(parent), load_lock(lock_path(path)))
+    folders = {name: Path(folder) for name, folder in (sources or {}).items()}
+    return prepare(load(path), Path(parent), load_lock(lock_path(path)), sources=folders)

@@ -50,7 +50,7 @@ def test_the_judge_finds_it_clean(golden: Path) -> None:
     source, parent = Folder(golden / "out"), Folder(golden / "parent")
     for report in (integrity(source, parent), reproduce(source, parent, blocks=None)):
         assert report.findings == []
-    assert report.facts["blocks"] == "24 of 24 compared, 0 differ"
+    assert report.facts["blocks"] == "32 of 32 compared, 0 differ"
 
 
 def test_explain_says_what_a_build_would_do_and_why(golden: Path) -> None:

@@ -46,6 +46,7 @@ SAMPLES: Mapping[str, tuple[Any, Any]] = {
     "source": ("mxfp4", "nvfp4"),
     "group": (32, 128),
     "lossless": (False, True),
+    "scale_dtype": ("F32", "F8_E8M0"),
     "transposed": (False, True),
     "unstack": (False, True),
 }

@@ -43,9 +43,7 @@ SMALL = ("LICENSE", "assets/logo.txt", "config.json", INDEX, "tokenizer.json")
 def pinned(parent: Path, recipe: str = RECIPE, read_all: bool = True) -> Lock:
     loaded = recipes.load(write_recipe(parent.parent / "recipes", recipe))
     scanned = prepare(loaded, parent).parent
-    return pin(
-        scanned, loaded.parent.repository, loaded.parent.revision, lambda line: None, read_all=read_all
-    )
+    return pin(scanned, loaded, lambda line: None, read_all=read_all)
 
 
 def build(

@@ -17,7 +17,8 @@ import pytest
 
 from shardmill.pipeline.errors import PlanError
 from shardmill.pipeline.manifest.digest import canonical
-from shardmill.pipeline.plan.plan import make_plan, plan_json
+from shardmill.pipeline.plan.facts import plan_json
+from shardmill.pipeline.plan.plan import make_plan
 from shardmill.pipeline.plan.types import Plan
 from shardmill.pipeline.recipe.read import load
 from shardmill.pipeline.recipe.tables import Recipe

@@ -64,6 +64,7 @@ def test_it_can_be_switched_off(kernel, monkeypatch):
     monkeypatch.setenv("VLLM_KVQ_DECODE_GEMM", "0")
     multiply(kernel, 1)
     monkeypatch.delenv("VLLM_KVQ_DECODE_GEMM")
+    kernel.module.decode_gemm_wanted.cache_clear()  # as in another process
     kernel.envs.VLLM_BATCH_INVARIANT = True
     multiply(kernel, 1)
     assert [call[0] for call in kernel.calls] == ["vLLM", "vLLM"]
@@ -75,3 +76,13 @@ def test_an_owners_decode_table_is_used(kernel, monkeypatch):
     (kernel.folder / "decode,96,64,32,card.json").write_text("{}")
     multiply(kernel, 1)
     assert kernel.calls[0][1][-1] == kernel.folder
+
+
+def test_the_environment_is_read_once_a_process(kernel, monkeypatch):
+    """A call costs no look at the environment: the variables are checked before the first layer is built."""
+    asked = []
+    original = kernel.module.settings.current
+    monkeypatch.setattr(kernel.module.settings, "current", lambda: asked.append(1) or original())
+    for _ in range(3):
+        multiply(kernel, 1)
+    assert len(asked) == 1

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
 
 from shardmill.kernels import torch_topk  # noqa: E402
 from shardmill.runtime_patch import tiling  # noqa: E402

@@ -1,13 +1,15 @@
 """Hostile bytes for header, index, config and manifest: `python -m tests.verify.fuzz --inputs 200000`.
 
-hypothesis cuts, repeats, overwrites and splices true files. For every input: no exception, at most 5 s of CPU time, and
-peak memory within 300 MiB at the end. Headers go to the safetensors library too: whatever it refuses, we refuse.
+hypothesis cuts, repeats, overwrites and splices true files, of every published form. For every input: no exception, at
+most 5 s of CPU time, and peak memory within 300 MiB at the end. Headers go to the safetensors library too: whatever it
+refuses, we refuse. `--seed` begins another range of inputs, so that several can run beside each other.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import resource
 import sys
 import tempfile
@@ -21,15 +23,21 @@ import safetensors
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from shardmill.verify.questions.diff import diff
 from shardmill.verify.questions.integrity import integrity
 from shardmill.verify.questions.lint import lint
 from shardmill.verify.questions.loads import loads
+from shardmill.verify.questions.reproduce import reproduce
+from shardmill.verify.questions.roundtrip import Limits, roundtrip
 from shardmill.verify.reading.header import LENGTH_BYTES, header_length, parse_header
 from shardmill.verify.rules.findings import Report, UnreadableError
 from tests.verify.memory import Memory
 from tests.verify.zoo.clean import LM, encoded
 from tests.verify.zoo.headers import HEADERS
-from tests.verify.zoo.model import INDEX, MANIFEST, Model, bf16, block_scales, f32, packed, scales
+from tests.verify.zoo.model import Model, bf16, block_scales, f32, packed, scales
+from tests.verify.zoo.published import PUBLISHED, parent
+
+Files = dict[str, bytes]
 
 SECONDS_MAX = 5.0
 PEAK_BYTES_MAX = 300 << 20
@@ -155,18 +163,43 @@ def tiny() -> Model:
     )
 
 
+KEPT = re.compile(r"layers\.0\.(mlp\.(experts\.(0\.)?)?down_proj|self_attn\.k_proj)|norm|kv_scale|buffer")
+
+
+def kept_small(model: Model) -> Model:
+    """The same with one or two weights, which is enough to meet the code of its form."""
+    model.shards = {
+        file: {name: blob for name, blob in shard.items() if KEPT.search(name)}
+        for file, shard in model.shards.items()
+    }
+    return model
+
+
+def written(model: Model) -> Files:
+    with tempfile.TemporaryDirectory() as folder:
+        model.write(Path(folder))
+        return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
+
+
 class Corpus:
-    """The true files that edits begin from."""
+    """The true files that edits begin from: checkpoints, each with the floats that it may have been made from."""
 
     def __init__(self) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            tiny().write(Path(folder))
-            self.files = {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
+        self.checkpoints = [written(tiny()), *(written(kept_small(form.model())) for form in PUBLISHED)]
+        floats = {moe: written(kept_small(parent(moe))) for moe in (False, True)}
+        self.parents = [floats[False], *(floats[form.moe] for form in PUBLISHED)]
+        self.files = self.checkpoints[0]
         shard = self.files["model-00001-of-00001.safetensors"]
         length = header_length("", shard[:LENGTH_BYTES], len(shard))
         small = b'{"__metadata__":{"format":"pt"},"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}'
         self.headers = [shard[LENGTH_BYTES : LENGTH_BYTES + length], small]
+        self.headers += [_header(files) for files in self.checkpoints[1:]]
         self.headers += [data[LENGTH_BYTES:] for _, data in HEADERS.values() if 8 < len(data) < 2_000]
+
+
+def _header(files: Files) -> bytes:
+    shard = files["model.safetensors"]
+    return shard[LENGTH_BYTES : LENGTH_BYTES + header_length("", shard[:LENGTH_BYTES], len(shard))]
 
 
 def check_header(header: bytes, data_bytes: int) -> None:
@@ -180,21 +213,33 @@ def check_header(header: bytes, data_bytes: int) -> None:
         safetensors.deserialize(file)  # raises what we should have refused
 
 
-QUESTIONS = (integrity, lint, loads)
+Question = Callable[[Memory, Memory], Report]
+QUESTIONS: tuple[Question, ...] = (
+    lambda source, parent: integrity(source),
+    lambda source, parent: lint(source),
+    lambda source, parent: loads(source),
+    integrity,
+    lambda source, parent: roundtrip(source, parent, Limits()),
+    lambda source, parent: reproduce(source, parent, blocks=20, seed=1),
+    diff,
+)
 
 
 def check_file(
-    files: dict[str, bytes], name: str, data: bytes, questions: Sequence[Callable[..., Report]] = QUESTIONS
+    files: Files,
+    name: str,
+    data: bytes,
+    questions: Sequence[Question] = QUESTIONS,
+    floats: Files | None = None,
 ) -> None:
     source = Memory({**files, name: data})
     for question in questions:
-        json.loads(question(source).as_json())
+        json.loads(question(source, Memory(floats or files)).as_json())
 
 
 def run(inputs: int, first_seed: int = 0, say: Callable[[str], None] = lambda line: None) -> float:
     """Tries `inputs` inputs, half of them headers; the seconds of the slowest."""
     corpus, slowest = Corpus(), [0.0]
-    names = [INDEX, "config.json", MANIFEST, "model-00001-of-00001.safetensors"]
 
     def timed(check: Callable[[], None]) -> None:
         begin = time.process_time()  # a busy machine must not count against us
@@ -220,11 +265,14 @@ def run(inputs: int, first_seed: int = 0, say: Callable[[str], None] = lambda li
 
         @usual
         @seed(first_seed + number)
-        @given(st.sampled_from(names), EDITS)
-        def files(name: str, edits: list[Edit]) -> None:
-            data = edited(corpus.files[name], edits)
+        @given(st.integers(0, 1 << 16), EDITS)
+        def files(which: int, edits: list[Edit]) -> None:
+            number = which % len(corpus.checkpoints)
+            files, floats = corpus.checkpoints[number], corpus.parents[number]
+            name = sorted(files)[which // len(corpus.checkpoints) % len(files)]
+            data = edited(files[name], edits)
             question = QUESTIONS[crc32(data) % len(QUESTIONS)]
-            timed(lambda: check_file(corpus.files, name, data, [question]))
+            timed(lambda: check_file(files, name, data, [question], floats))
 
         (headers, files)[number % 2]()
         say(f"{begin + count:>9,} inputs, slowest {slowest[0]:.3f} s, peak {peak_bytes() >> 20} MiB")

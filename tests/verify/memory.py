@@ -31,7 +31,7 @@ class _Reader:
 class Memory:
     """A source of a few files."""
 
-    remote, where, transferred = False, "memory", 0
+    remote, listed, where, transferred = False, True, "memory", 0
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
         self._files = dict(files)

@@ -247,9 +247,10 @@ def verdicts(stride: int = 1) -> Iterator[tuple[str, str, bool]]:
 def forms() -> tuple[int, int]:
     """Prints the rate by form, alone and with the parent; gives (mutants, mutants alive)."""
     from tests.verify.form_mutants import verdicts as of_forms
+    from tests.verify.other_mutants import verdicts as of_others
 
     rows: dict[str, dict[str, list[bool]]] = {}
-    for mutant, killed in of_forms():
+    for mutant, killed in (*of_forms(), *of_others()):
         rows.setdefault(mutant.form, {}).setdefault(mutant.how, []).append(killed)
         if not killed:
             print(f"    alive: {mutant.form}, {mutant.how}: {mutant.operator} ({mutant.what})")

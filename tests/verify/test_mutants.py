@@ -18,3 +18,13 @@ def test_every_mutant_of_a_sample_of_every_form_is_killed() -> None:
     alive = [(m.form, m.how, m.operator, m.what) for m, killed in of_forms(stride=17) if not killed]
     assert alive == []
     assert sum(1 for _ in mutants()) >= 300
+
+
+def test_every_mutant_of_a_sample_of_exchanged_moved_and_foreign_parts_is_killed() -> None:
+    """Holes at odd places, layers, experts, rows and norms exchanged, configs and tokenizers of another model."""
+    from tests.verify.other_mutants import mutants
+
+    every = list(mutants())
+    alive = [(m.form, m.how, m.operator) for m in every[::83] if not m.killed()]
+    assert alive == []
+    assert len(every) >= 1_500

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import click
 
-from shardmill.verify.commands.options import Bar, remote_options, seed_option, source_at, unasked
+from shardmill.verify.commands.options import (
+    Bar,
+    parents_at,
+    remote_options,
+    seed_option,
+    source_at,
+    source_option,
+    unasked,
+)
 from shardmill.verify.commands.output import Output, answer, output_options
 from shardmill.verify.questions.integrity import integrity
 from shardmill.verify.questions.lint import LintOptions, lint
@@ -30,11 +38,17 @@ from shardmill.verify.rules.findings import Finding, Report
     metavar="PEM",
     help="The publisher's: adds signature.",
 )
+@source_option
 @seed_option
 @remote_options
 @output_options
 def all_command(
-    place: str, parent: str | None, public_key: Path | None, seed: int | None, output: Output
+    place: str,
+    parent: str | None,
+    public_key: Path | None,
+    others: tuple[str, ...],
+    seed: int | None,
+    output: Output,
 ) -> None:
     """Ask every question that applies to the checkpoint in DIR.
 
@@ -42,7 +56,7 @@ def all_command(
     Example: shardmill verify all build/checkpoint --parent build/toy-parent
     """
     source = source_at(place)
-    origin = source_at(parent) if parent else None
+    origin = parents_at(parent, others)
     with Bar() as bar:
         reports = ask_all(source, origin, bar, seed)
     reports.append(_signature(source, public_key))
@@ -53,7 +67,7 @@ def ask_all(source: Source, parent: Source | None, bar: Bar, seed: int | None = 
     reports = [
         integrity(source, parent, progress=bar.of("integrity")),
         lint(source, LintOptions(seed=seed), bar.of("lint")),
-        unasked(loads(source), "loads"),
+        unasked(loads(source, beside=True), "loads"),
     ]
     if parent is None:
         return [*reports, *(_without_parent(question) for question in ("roundtrip", "reproduce"))]

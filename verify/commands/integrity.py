@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from shardmill.verify.commands.options import Bar, remote_options, source_at
+from shardmill.verify.commands.options import Bar, parents_at, remote_options, source_at, source_option
 from shardmill.verify.commands.output import Output, answer, output_options
 from shardmill.verify.questions.integrity import integrity
 
@@ -17,16 +17,19 @@ from shardmill.verify.questions.integrity import integrity
     default=None,
     help="Headers alone, or all data.  [default: data of a folder, headers of a remote place]",
 )
+@source_option
 @remote_options
 @output_options
-def integrity_command(place: str, parent: str | None, headers_only: bool | None, output: Output) -> None:
+def integrity_command(
+    place: str, parent: str | None, headers_only: bool | None, others: tuple[str, ...], output: Output
+) -> None:
     """Is the checkpoint in DIR whole, and is it what was published?
 
     \b
     Example: shardmill verify integrity build/checkpoint --parent build/toy-parent
     """
     source = source_at(place)
-    origin = source_at(parent) if parent else None
+    origin = parents_at(parent, others)
     with Bar() as bar:
         report = integrity(source, origin, None if headers_only is None else not headers_only, bar)
     answer(report, output, source, *([origin] if origin else []))

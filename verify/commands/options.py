@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from shardmill.verify.reading.parents import Parents
 from shardmill.verify.reading.progress import Heard
 from shardmill.verify.reading.remote import LIMITS, Limits
 from shardmill.verify.reading.source import Folder, Source
@@ -87,6 +88,30 @@ def unasked(report: Report, topic: str) -> Report:
     if topic in report.not_checked and topic not in report.checked:
         report.cannot_ask(report.not_checked[topic])
     return report
+
+
+source_option = click.option(
+    "--source",
+    "others",
+    multiple=True,
+    metavar="NAME=DIR",
+    help="Another checkpoint that gave tensors, by the name that the recipe gives it; may be given for each.",
+)
+
+
+def parents_at(parent: str | None, others: Sequence[str]) -> Source | None:
+    """The parent at the place `parent` with the others beside it, each NAME=PLACE. Raises click.UsageError."""
+    if parent is None:
+        if others:
+            raise click.UsageError("--source needs --parent: it says what else the child was made from.")
+        return None
+    named: dict[str, Source] = {}
+    for each in others:
+        name, equals, place = each.partition("=")
+        if not equals or not name or not place or name in named:
+            raise click.UsageError(f"--source {each}: write NAME=DIR, each name once.")
+        named[name] = source_at(place)
+    return Parents(source_at(parent), named) if named else source_at(parent)
 
 
 class Bar:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import click
 
-from shardmill.verify.commands.options import Bar, remote_options, seed_option, source_at
+from shardmill.verify.commands.options import (
+    Bar,
+    parents_at,
+    remote_options,
+    seed_option,
+    source_at,
+    source_option,
+)
 from shardmill.verify.commands.output import Output, answer, output_options
 from shardmill.verify.formats.encode import RECIPES
 from shardmill.verify.questions.diff import diff
@@ -17,15 +24,17 @@ from shardmill.verify.rules.findings import Report
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
 @click.option("--bytes", "by_bytes", is_flag=True, help="Read the data even where both have a manifest.")
+@source_option
 @remote_options
 @output_options
-def diff_command(a: str, b: str, by_bytes: bool, output: Output) -> None:
+def diff_command(a: str, b: str, by_bytes: bool, others: tuple[str, ...], output: Output) -> None:
     """What differs between checkpoint A (parent, or the older release) and B?
 
     \b
     Example: shardmill verify diff build/toy-parent build/checkpoint
     """
-    first, second = source_at(a), source_at(b)
+    first, second = parents_at(a, others), source_at(b)
+    assert first is not None
     with Bar() as bar:
         report = diff(first, second, by_bytes, bar)
     answer(report, output, first, second)
@@ -37,6 +46,7 @@ def diff_command(a: str, b: str, by_bytes: bool, output: Output) -> None:
 @click.option("--all", "everything", is_flag=True, help="Also weights that have the parent's own form.")
 @click.option("--max-error", type=float, help="Largest relative error of an FP8 weight.  [default: 0.05]")
 @click.option("--min-cosine", type=float, help="Smallest cosine of a weight.  [default: 0.985]")
+@source_option
 @remote_options
 @output_options
 def roundtrip_command(
@@ -45,6 +55,7 @@ def roundtrip_command(
     everything: bool,
     max_error: float | None,
     min_cosine: float | None,
+    others: tuple[str, ...],
     output: Output,
 ) -> None:
     """How much did the weights in DIR lose against their parent?
@@ -56,8 +67,10 @@ def roundtrip_command(
     limits = Limits(
         {**usual.error, "fp8": usual.error["fp8"] if max_error is None else max_error},
         cosine=usual.cosine if min_cosine is None else min_cosine,
+        integers=usual.integers if min_cosine is None else min_cosine,
     )
-    source, origin = source_at(place), source_at(parent)
+    source, origin = source_at(place), parents_at(parent, others)
+    assert origin is not None
     with Bar() as bar:
         report = roundtrip(source, origin, limits, everything, bar)
     _refuse_unasked(report, "values")
@@ -77,6 +90,7 @@ def roundtrip_command(
     type=click.Choice(RECIPES),
     help="Of a checkpoint without a manifest, which says them.  (--recipe is its old name.)",
 )
+@source_option
 @remote_options
 @output_options
 def reproduce_command(
@@ -86,6 +100,7 @@ def reproduce_command(
     everything: bool,
     seed: int | None,
     numerics: str | None,
+    others: tuple[str, ...],
     output: Output,
 ) -> None:
     """Are the blocks in DIR, bit for bit, what their numerics make of the parent?
@@ -93,7 +108,8 @@ def reproduce_command(
     \b
     Example: shardmill verify reproduce build/checkpoint --parent build/toy-parent --all
     """
-    source, origin = source_at(place), source_at(parent)
+    source, origin = source_at(place), parents_at(parent, others)
+    assert origin is not None
     with Bar() as bar:
         report = reproduce(source, origin, None if everything else blocks, seed, numerics, bar)
     _refuse_unasked(report, "blocks")

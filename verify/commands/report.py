@@ -10,7 +10,7 @@ import click
 
 from shardmill.pipeline.commands.options import json_option
 from shardmill.pipeline.errors import BuildError, CheckpointError
-from shardmill.verify.commands.options import Bar, source_at
+from shardmill.verify.commands.options import Bar, parents_at, source_at, source_option
 from shardmill.verify.reading.atomic import write_whole
 from shardmill.verify.report.facts import Facts
 from shardmill.verify.report.gather import NoManifestError, gather
@@ -23,6 +23,7 @@ PAGE, CARD, FACTS = "report.html", "card.md", "report.json"
 @click.command()
 @click.argument("place", metavar="DIR")
 @click.option("--parent", metavar="DIR", help="The checkpoint that it was made from; without it, no errors.")
+@source_option
 @click.option(
     "-o",
     "--out",
@@ -32,7 +33,7 @@ PAGE, CARD, FACTS = "report.html", "card.md", "report.json"
     help="Folder for report.html, card.md and report.json.",
 )
 @json_option
-def report(place: str, parent: str | None, out: Path, as_json: bool) -> None:
+def report(place: str, parent: str | None, others: tuple[str, ...], out: Path, as_json: bool) -> None:
     """What the checkpoint in DIR is and what it lost: a page, a section for its model card, and JSON.
 
     The page is one file that fetches nothing. Keep the folder outside of DIR, whose files are all accounted for.
@@ -44,7 +45,7 @@ def report(place: str, parent: str | None, out: Path, as_json: bool) -> None:
         raise click.UsageError(
             f"--out {out} lies in the checkpoint, whose files are published; choose another."
         )
-    source, origin = source_at(place), source_at(parent) if parent else None
+    source, origin = source_at(place), parents_at(parent, others)
     try:
         with Bar() as bar:
             facts = gather(source, origin, bar)

@@ -47,20 +47,31 @@ def _objects(value: Any) -> list[Mapping[str, Any]]:
 
 def _codes(groups: list[Mapping[str, Any]], linears: Mapping[str, Linear]) -> Iterator[Finding]:
     """Every group says type and bits, and some kind of codes is of neither."""
-    claims = {(group["weights"].get("type"), group["weights"].get("num_bits")) for group in groups}
-    if any(kind not in ("float", "int") or type(bits) is not int for kind, bits in claims):
+    said_of = [(group["weights"].get("type"), group["weights"].get("num_bits")) for group in groups]
+    if any(kind not in ("float", "int") or type(bits) is not int for kind, bits in said_of):
         return
+    claims = set(said_of)
     wrong = Counter(
-        linear.kind for linear in linears.values() if linear.kind in CODE and CODE[linear.kind] not in claims
+        linear.kind
+        for linear in linears.values()
+        if linear.kind in CODE and CODE[linear.kind] not in claims and not _roomy(linear, claims)
     )
     said = " or ".join(sorted(f"{kind} of {bits} bits" for kind, bits in claims))
     for kind, count in sorted(wrong.items()):
         yield Finding("entry-kind", CONFIG, "config_groups", said, f"{count:,} modules of {kind} tensors")
 
 
+def _roomy(linear: Linear, claims: set[tuple[Any, Any]]) -> bool:
+    """int-quantized (W4AFP8): codes of fewer bits, a byte each, by groups. Their range is judged with the codes."""
+    grid = linear.grid
+    grouped = grid is not None and len(grid.shape) == 2 and grid.shape[1] > 1
+    return linear.kind == "int8" and grouped and any(kind == "int" and bits < 8 for kind, bits in claims)
+
+
 def _targets(groups: list[Mapping[str, Any]], linears: Mapping[str, Linear]) -> Iterator[Finding]:
     """Targets are names or patterns, and a quantized module is hit by none of them."""
-    targets = [target for group in groups for target in group.get("targets") or () if isinstance(target, str)]
+    lists = [listed for group in groups if isinstance(listed := group.get("targets"), list)]
+    targets = [target for listed in lists for target in listed if isinstance(target, str)]
     if not targets or not all(target.startswith("re:") or "." in target for target in targets):
         return  # a class such as Linear: every module may be of it
     patterns = [pattern_of(target) for target in targets]
@@ -86,8 +97,8 @@ def _groups(
     linears: Mapping[str, Linear],
 ) -> Iterator[Finding]:
     """The columns of a group in formats that fix them, and in those that don't the ones that the scales show."""
-    sizes = {group["weights"].get("group_size") for group in groups} or {quantization.get("group_size")}
-    sizes = {size for size in sizes if type(size) is int and size > 0}
+    given = [group["weights"].get("group_size") for group in groups] or [quantization.get("group_size")]
+    sizes = {size for size in given if type(size) is int and size > 0}
     if not sizes:
         return
     wrong: Counter[tuple[str, int]] = Counter()

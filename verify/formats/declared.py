@@ -180,9 +180,10 @@ def _number(
     quantization: Mapping[str, Any], groups: list[Mapping[str, Any]], of_group: str, key: str
 ) -> int | None:
     """A whole number that every group's weights give alike, or that the config gives at its top."""
-    found = {_weights(group).get(of_group) for group in groups} or {quantization.get(key)}
-    value = found.pop() if len(found) == 1 else None
-    return value if type(value) is int and -1 <= value < 1 << 31 else None
+    given = [_weights(group).get(of_group) for group in groups] or [quantization.get(key)]
+    value = given[0]  # a list of two in AutoRound's blocks, and anything at all in a hostile file
+    alike = all(type(each) is int and each == value for each in given)
+    return value if alike and isinstance(value, int) and -1 <= value < 1 << 31 else None
 
 
 def _static(method: str, algo: str, quantization: Mapping[str, Any], inputs: list[Any]) -> bool:

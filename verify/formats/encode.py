@@ -2,6 +2,8 @@
 
 amax/1     scale = amax / 448 in f32 (IEEE division; 1.0 for a block of zeros); code = the E4M3 value nearest to the
            f32 quotient w / scale clipped to +-448, ties to the even code; the sign of zero is kept.
+amax-bf16/1
+           scale = amax / 448 in f32, rounded to BF16 with ties to even, at least 2^-133; codes with that scale.
 ue8m0/1    scale = the smallest power of two >= amax / 448 and >= 2^-127; codes with that scale.
 mse/1      of amax / 448 times 1, 9/8 ... 15/8 (f32 products) the scale with the least squared error, the smaller of
            equals; codes with it. An error is the sum, over the block, of (quotient - value of its code)^2 in whole
@@ -23,7 +25,7 @@ F32: TypeAlias = NDArray[np.float32]
 U8: TypeAlias = NDArray[np.uint8]
 
 MAX = np.float32(448)
-RECIPES = ("amax/1", "ue8m0/1", "recover/1", "mse/1")
+RECIPES = ("amax/1", "amax-bf16/1", "ue8m0/1", "recover/1", "mse/1")
 SMALLEST_F32 = np.float32(2.0**-149)  # no scale of a block that is not all zeros is zero
 _SEARCHED_FROM = np.float32(2.0**-116)
 _OCTAVE = 8  # scales that mse/1 tries
@@ -33,17 +35,19 @@ _MIDDLES = (_MAGNITUDES[1:] + _MAGNITUDES[:-1]) / 2  # exact: E4M3 has 4 signifi
 
 
 def encode_block(block: F32, recipe: str) -> tuple[np.float32, U8]:
-    """(scale, codes of the block's shape) of a finite block by amax/1, ue8m0/1 or mse/1."""
+    """(scale, codes of the block's shape) of a finite block by amax/1, amax-bf16/1, ue8m0/1 or mse/1."""
     amax = np.abs(block).max()
     if amax == 0:
         scale = np.float32(1)
     elif recipe == "ue8m0/1":
         scale = _power_of_two(amax)
+    elif recipe == "amax-bf16/1":
+        scale = bf16_at_least(_divided(amax, MAX))
     else:
         scale = max(_divided(amax, MAX), SMALLEST_F32)
         if recipe == "mse/1" and scale >= _SEARCHED_FROM:
             scale = _least_error(block, scale)
-    return scale, nearest(_quotients(block, scale))
+    return scale, nearest(quotients(block, scale))
 
 
 def _least_error(block: F32, plain: np.float32) -> np.float32:
@@ -51,9 +55,9 @@ def _least_error(block: F32, plain: np.float32) -> np.float32:
     best, least = plain, np.inf
     for step in range(_OCTAVE):
         trial = plain * np.float32(1 + step / _OCTAVE)
-        quotients = _quotients(block, trial)
-        values = np.copysign(_MAGNITUDES[nearest(quotients) & 0x7F], quotients)
-        units = int(np.rint((quotients - values) ** 2 * 2.0**30).astype(np.int64).sum())
+        ratios = quotients(block, trial)
+        values = np.copysign(_MAGNITUDES[nearest(ratios) & 0x7F], ratios)
+        units = int(np.rint((ratios - values) ** 2 * 2.0**30).astype(np.int64).sum())
         error = float(units) * float(trial) ** 2
         if error < least:
             best, least = trial, error
@@ -65,9 +69,15 @@ def _divided(a: Any, b: Any) -> np.float32:
     return np.float32(np.float64(a) / np.float64(b))
 
 
-def _quotients(block: F32, scale: np.float32) -> NDArray[np.float64]:
+def quotients(block: F32, scale: np.float32) -> NDArray[np.float64]:
     rounded: F32 = (block.astype(np.float64) / np.float64(scale)).astype(np.float32)
     return np.asarray(np.clip(rounded, -MAX, MAX), np.float64)
+
+
+def bf16_at_least(scale: np.float32) -> np.float32:
+    """The BF16 nearest to a scale, and no smaller than the smallest."""
+    bits = max(int(_bf16_bits(np.array([scale], np.float32))[0]), 1)
+    return np.float32(np.array([bits << 16], np.uint32).view(np.float32)[0])
 
 
 def _power_of_two(amax: Any) -> np.float32:

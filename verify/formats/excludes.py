@@ -2,7 +2,7 @@
 
 Three dialects: ModelOpt (`ignore` or `exclude_modules`: names, substrings, globs), DeepSeek-style fp8
 (`modules_to_not_convert`, `ignored_layers`: names or substrings), compressed-tensors (`ignore`: names, `re:` patterns).
-Lists are long and names many, so names that differ only in numbers are matched once.
+Lists are long and names many, so names that differ only in numbers are matched once, by patterns without one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from fnmatch import translate
 from typing import Any, Self
 
+from shardmill.verify.formats.fused import PART_NUMBER
 from shardmill.verify.rules.findings import Finding
 
 KEYS = ("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers")
@@ -28,7 +29,8 @@ WORK_MAX = 5_000_000  # names against patterns; a list that costs more is not ju
 _UNSAFE = re.compile(r"\)[*+?{]|\\[1-9]|\(\?P=|\{")
 _REPEAT = re.compile(r"(?<!\\)[*+]")
 _REPEATS_MAX = 3
-_DIGITS = re.compile(r"\d+")
+# A digit that may be of a layer's or an expert's number; those of conv1d and w13 belong to a word.
+_NUMBER = re.compile(r"(?<![A-Za-z_\d])\d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,11 @@ class Pattern:
     text: str
     regex: re.Pattern[str] | None  # None: a plain name, which matches itself, its children and as a substring
     repeats: int = 0  # of an expression; each may try every place of a name
+
+    @property
+    def numbered(self) -> bool:
+        """Whether it may tell layers or experts apart."""
+        return _NUMBER.search(self.text) is not None
 
     def cost(self, name: str) -> int:
         """In units of a plain match: an expression of k repeats may take len(name)^k steps."""
@@ -89,7 +96,7 @@ class Excludes:
     @property
     def numbered(self) -> bool:
         """Whether some pattern tells layers or experts apart."""
-        return any(_DIGITS.search(pattern.text) for pattern in self.patterns)
+        return any(pattern.numbered for pattern in self.patterns)
 
     def matched(self, modules: Iterable[str]) -> Iterator[str]:
         """The modules that some pattern hits under their own name."""
@@ -100,9 +107,9 @@ class Excludes:
 
 
 def _matcher(patterns: Iterable[Pattern]) -> Callable[[str], bool]:
-    names = {p.text for p in patterns if p.regex is None}
-    loose = [p for p in patterns if not _DIGITS.search(p.text)]
-    exact = [p for p in patterns if p.regex is not None and _DIGITS.search(p.text)]
+    loose = [p for p in patterns if not p.numbered]
+    names = {p.text for p in patterns if p.numbered and p.regex is None}
+    exact = [p for p in patterns if p.numbered and p.regex is not None]
     by_shape: dict[str, bool] = {}
     work = [WORK_MAX]
 
@@ -111,7 +118,7 @@ def _matcher(patterns: Iterable[Pattern]) -> Callable[[str], bool]:
             return False
         if names and not names.isdisjoint(_self_and_parents(module)):
             return True
-        shape = _DIGITS.sub("0", module)
+        shape = PART_NUMBER.sub("0", module)
         work[0] -= sum(pattern.cost(module) for pattern in exact)
         if shape not in by_shape:
             work[0] -= sum(pattern.cost(shape) for pattern in loose)

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shardmill.kernels.formats import E4M3_VALUES
+from shardmill.kernels.formats import E2M1_VALUES, E4M3_VALUES
 from shardmill.verify.formats.encode import decodes_to, encode_block, nearest
 from shardmill.verify.formats.linear import F32, U8
 
@@ -121,14 +121,18 @@ def _e2m1(quotients: F32, down: bool = False, sign: str = "negative") -> U8:
     below = np.searchsorted(_E2M1_MIDDLES, magnitude, side="left").astype(np.uint8)
     above = np.searchsorted(_E2M1_MIDDLES, magnitude, side="right").astype(np.uint8)
     code = below if down else np.where(below % 2 == 0, below, above).astype(np.uint8)
-    negative = (
-        quotients < 0
-        if sign == "negative"
-        else quotients <= 0
-        if sign == "not positive"
-        else np.signbit(quotients)
-    )
+    negative = _SIGNS[sign](quotients, code)
     return np.asarray(code | (negative.astype(np.uint8) << 3), np.uint8)
+
+
+_SIGNS: Mapping[str, Callable[[F32, U8], NDArray[np.bool_]]] = {
+    "negative": lambda quotients, code: quotients < 0,
+    "not positive": lambda quotients, code: quotients <= 0,
+    "bit": lambda quotients, code: np.signbit(quotients),
+    "of codes": lambda quotients, code: (
+        (quotients < 0) & (code > 0)
+    ),  # what is rounded to zero loses its sign
+}
 
 
 def _power(exponents: F32) -> F32:
@@ -167,6 +171,10 @@ def _epsilon_for_zero(scales: F32) -> F32:
     return np.where(scales == 0, _f(0.125), scales)
 
 
+def _over(values: F32) -> F32:
+    return np.asarray(_f(1) / values, np.float32)
+
+
 def _divided(s: Sample, scale: F32) -> U8:
     return e4m3(s.values / scale)
 
@@ -187,13 +195,18 @@ MX8, MX4, NV4, CT4, INT = (
 FORMULAS: tuple[Formula, ...] = (
     Formula("FP8, amax / 448 in f32, divided", "shardmill amax/1, slime, DeepSeek; ModelOpt and llm-compressor on F32",
             FP8, _one_for_zero(lambda s: s.amax / _f(448)), _divided),
-    Formula("FP8, amax / 448 in the weight's dtype, divided in it", "llm-compressor and ModelOpt on BF16 or F16",
+    Formula("FP8, amax / 448 in the weight's dtype, divided in it", "llm-compressor and Quark on BF16 or F16",
             FP8, lambda s: s.low(s.amax / _f(448)), _divided_low, True),
-    Formula("FP8, amax / 448 rounded to the weight's dtype, codes divided in f32", "ModelOpt's export of F32 amax",
+    Formula("FP8, amax / 448 rounded to the weight's dtype, codes divided in f32", "scale rounded first",
             FP8, lambda s: s.low(s.amax / _f(448)), _divided, True),
+    Formula("FP8, amax / 448 in f32, quotients rounded to the weight's dtype", "ModelOpt FP8 on BF16 or F16",
+            FP8, lambda s: s.amax / _f(448), lambda s, scale: e4m3(s.low(s.values / scale)), True),
     Formula("FP8, codes by f32 amax / 448, scale rounded to BF16 when stored", "Qwen's and Mistral's releases",
             FP8, lambda s: to_bf16(s.amax / _f(448)), lambda s, _: e4m3(s.values / (s.amax / _f(448)))),
-    Formula("FP8, multiplied by 448 / amax, its reciprocal stored", "transformers, fbgemm, torchao",
+    Formula("FP8, multiplied by 448 times 1 / amax, its reciprocal stored", "transformers: torch divides a number so",
+            FP8, lambda s: _f(1) / (_f(448) * (_f(1) / s.amax)),
+            lambda s, _: e4m3(s.values * (_f(448) * (_f(1) / s.amax)))),
+    Formula("FP8, multiplied by 448 / amax, its reciprocal stored", "fbgemm, torchao",
             FP8, lambda s: _f(1) / (_f(448) / s.amax), lambda s, _: e4m3(s.values * (_f(448) / s.amax))),
     Formula("FP8, multiplied by 448 / amax, amax / 448 stored", "TensorRT-LLM's and TransformerEngine's way",
             FP8, lambda s: s.amax / _f(448), lambda s, _: e4m3(s.values * (_f(448) / s.amax))),
@@ -208,7 +221,7 @@ FORMULAS: tuple[Formula, ...] = (
             MX8, _one_for_zero(lambda s: _ceil_power(s.amax, 448)), _divided),
     Formula("FP8, power of two nearest to amax / 448", "tools that round log2", MX8,
             lambda s: _nearest_power(s.amax, 448), _divided),
-    Formula("FP8, power of two below amax less 8 (OCP MX)", "torchao, Quark", MX8,
+    Formula("FP8, power of two below amax less 8 (OCP MX)", "torchao, AutoRound", MX8,
             lambda s: _floor_power(s.amax, 8), _divided),
     Formula("FP8, power of two below amax and a quarter, less 8", "llm-compressor MXFP8", MX8,
             lambda s: _floor_power(s.amax, 8, 0.25), _divided),
@@ -216,10 +229,12 @@ FORMULAS: tuple[Formula, ...] = (
             lambda s: _ceil_power(s.amax, 6), lambda s, scale: _e2m1(s.values / scale, True, "not positive")),
     Formula("MXFP4, power of two above amax / 6, ties to even", "DeepSeek-V4", MX4,
             lambda s: _ceil_power(s.amax, 6), lambda s, scale: _e2m1(s.values / scale, sign="bit")),
-    Formula("MXFP4, power of two below amax less 2 (OCP MX)", "gpt-oss, torchao", MX4,
+    Formula("MXFP4, power of two below amax less 2 (OCP MX)", "gpt-oss, torchao, AutoRound", MX4,
             lambda s: _floor_power(s.amax, 2), lambda s, scale: _e2m1(s.values / scale, sign="bit")),
-    Formula("MXFP4, power of two below amax and a quarter, less 2", "llm-compressor MXFP4, Quark", MX4,
+    Formula("MXFP4, power of two below amax and a quarter, less 2", "llm-compressor MXFP4", MX4,
             lambda s: _floor_power(s.amax, 2, 0.25), lambda s, scale: _e2m1(s.values / scale)),
+    Formula("MXFP4, power of two below amax and a quarter, less 2, zeros unsigned", "AMD Quark MXFP4", MX4,
+            lambda s: _floor_power(s.amax, 2, 0.25), lambda s, scale: _e2m1(s.values / scale, sign="of codes")),
     Formula("NVFP4, amax / (6 * global) in f32", "ModelOpt NVFP4", NV4,
             _one_for_zero(lambda s: _block_scale_e4m3(s.amax / (_f(6) * s.total), 2.0**-9)),
             lambda s, scale: _e2m1(s.values / (scale * s.total))),
@@ -229,11 +244,36 @@ FORMULAS: tuple[Formula, ...] = (
     Formula("NVFP4, global * (amax / 6 in the weight's dtype)", "llm-compressor NVFP4 on BF16 or F16", CT4,
             lambda s: _epsilon_for_zero(_block_scale_e4m3(s.total * s.low(s.amax / _f(6)))),
             lambda s, scale: _e2m1(s.values / (scale / s.total)), True),
+    Formula("NVFP4, global * (amax times f32(1 / 6)), codes by reciprocals", "AutoRound NVFP4", CT4,
+            lambda s: _block_scale_e4m3(s.total * (s.amax * (_f(1) / _f(6)))),
+            lambda s, scale: _e2m1(s.values * _over(scale * _over(s.total)), sign="of codes")),
     Formula("integers, amax / (levels / 2) in f32", "llm-compressor on F32", INT,
             lambda s: s.amax / _levels(s), lambda s, scale: _integers(s, s.values / scale)),
     Formula("integers, amax / (levels / 2) in the weight's dtype", "llm-compressor on BF16 or F16", INT,
             lambda s: s.low(s.amax / _levels(s)), lambda s, scale: _integers(s, s.low(s.values / scale)), True),
+    Formula("integers, amax / (levels / 2) rounded to BF16, codes divided in f32", "shardmill int4/1, int8-bf16/1", INT,
+            lambda s: to_bf16(s.amax / _levels(s)), lambda s, scale: _integers(s, s.values / scale)),
+    Formula("MXFP4, the better by squared error of the power of two above amax / 6 and its half", "shardmill mxfp4/1",
+            MX4, lambda s: _better_power(s), lambda s, scale: _e2m1(s.values / scale, sign="bit")),
+    Formula("FP8, amax / 448 rounded to BF16, codes divided in f32", "shardmill amax-bf16/1 on F16 and F32",
+            FP8, lambda s: to_bf16(s.amax / _f(448)), _divided),
 )  # fmt: skip
+
+
+def _better_power(s: Sample) -> F32:
+    """mxfp4/1 of shardmill: never below 2^-100; of equal errors the larger; the exponent 0 for zeros."""
+    whole = _ceil_power(np.maximum(s.amax, _f(6 * 2.0**-100)), 6)
+    half = np.maximum(whole / _f(2), _f(2.0**-100))
+    nearer = (half < whole) & (_units(s.values / half) < 4 * _units(s.values / whole))
+    return np.where(s.amax == 0, _f(2.0**-127), np.where(nearer, half, whole))
+
+
+def _units(quotients: F32) -> NDArray[np.int64]:
+    """i64 [n, 1]: the squared error of E2M1 in whole units of 2^-30 of the scale squared; 32 at most an element."""
+    codes = _e2m1(quotients, sign="bit")
+    errors = np.minimum(np.abs(E2M1_VALUES[codes] - quotients), _f(32)).astype(np.float64)
+    units: NDArray[np.int64] = (errors * errors * 2.0**30 + 0.5).astype(np.int64).sum(axis=1, keepdims=True)
+    return units
 
 
 def _levels(s: Sample) -> np.float32:

@@ -35,12 +35,12 @@ COLUMN_PARALLEL = frozenset(
 )
 ROW_PARALLEL = frozenset(("o_proj", "down_proj", "w2", "proj"))
 
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # a whole dotted part
+PART_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # a whole dotted part
 
 
 def kind_of(name: str) -> str:
     """The name with its numbers taken out: the same for one module of all layers and experts."""
-    return _NUMBER.sub("#", name)
+    return PART_NUMBER.sub("#", name)
 
 
 def fused_groups(modules: Iterable[str]) -> Iterator[tuple[str, Group, dict[str, str]]]:
@@ -50,20 +50,30 @@ def fused_groups(modules: Iterable[str]) -> Iterator[tuple[str, Group, dict[str,
     than half of them is of another build (an attention layer of q, k, v beside KDA layers); of two, one is enough.
     """
     by_parent: dict[str, dict[str, str]] = {}
-    together: dict[str, set[str]] = {}
+    kinds: dict[str, dict[str, dict[str, str]]] = {}  # kind of the parent -> its parents' leaves
     for module in modules:
         parent, _, leaf = module.rpartition(".")
         by_parent.setdefault(parent, {})[leaf] = module
     for parent, leaves in by_parent.items():
-        together.setdefault(kind_of(parent), set()).update(leaves)
-    for parent, leaves in by_parent.items():
-        taken: set[str] = set()
-        for group in GROUPS:
-            present = {member: leaves[member] for member in group.members if member in leaves}
-            enough = 2 * len(present) > len(group.members) or (len(group.members) == 2 and present)
-            if enough and group.only_with in together[kind_of(parent)] and taken.isdisjoint(present):
-                taken |= present.keys()
-                yield parent, group, present
+        kinds.setdefault(kind_of(parent), {})[parent] = leaves
+    for parents in kinds.values():
+        builds = {tuple(leaves) for leaves in parents.values()}
+        together = {leaf for build in builds for leaf in build}
+        found = {build: list(_groups_of(frozenset(build), together)) for build in builds}
+        for parent, leaves in parents.items():
+            for group, members in found[tuple(leaves)]:
+                yield parent, group, {member: leaves[member] for member in members}
+
+
+def _groups_of(leaves: frozenset[str], together: set[str]) -> Iterator[tuple[Group, list[str]]]:
+    """(group, its members that are there) of a parent with these leaves."""
+    taken: set[str] = set()
+    for group in GROUPS:
+        present = [member for member in group.members if member in leaves]
+        enough = 2 * len(present) > len(group.members) or (len(group.members) == 2 and present)
+        if enough and group.only_with in together and taken.isdisjoint(present):
+            taken.update(present)
+            yield group, present
 
 
 def fused_names(module: str) -> Iterator[str]:

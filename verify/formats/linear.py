@@ -165,3 +165,6 @@ class Form:
     error_max: float  # relative, of a weight rounded to nearest without data
     top: int = 0  # the largest magnitude of a code where reaching it often means clipping; 0 = it does not
     lacks: tuple[str, ...] = ()  # what of it is not judged, in words
+    recognize: Callable[[Tensor, Mapping[str, Tensor]], bool] | None = (
+        None  # (codes, scales by leaf) -> whether they are this form's, asked before the rules for all others
+    )

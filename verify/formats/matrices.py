@@ -21,6 +21,7 @@ from shardmill.verify.formats.declared import Declaration
 from shardmill.verify.formats.forms.codes import e5m2
 from shardmill.verify.formats.linear import EXPONENTS, FLOATS, Linear, bits_of, ones
 from shardmill.verify.formats.table import FORMS
+from shardmill.verify.formats.zero_points import by_columns, fits, zeros_of
 from shardmill.verify.reading.header import DTYPE_BITS, Tensor
 from shardmill.verify.reading.manifest import Manifest
 from shardmill.verify.reading.source import Reader, Source
@@ -38,10 +39,13 @@ class Matrix:
     linear: Linear | None = None
     block: Block = (1, 1)
     bits: int = 0  # of an integer code in words, where the config says it
+    transposed: bool = False  # of floats: the tensor holds [..., columns, rows]
 
     @property
     def shape(self) -> tuple[int, int]:
         shape = self.linear.shape if self.linear is not None else self.tensor.shape
+        if self.transposed:
+            shape = (*shape[:-2], shape[-1], shape[-2])
         if self.linear is not None and self.linear.kind == "int-pack" and shape:
             shape = (*shape[:-1], shape[-1] * 4 // self.word_bits)
         return prod(shape[:-1]), shape[-1] if shape else 1
@@ -56,7 +60,9 @@ class Matrix:
     @property
     def tensors(self) -> list[Tensor]:
         """All that its values are made of."""
-        return [self.tensor, *(self.linear.scales.values() if self.linear is not None else ())]
+        if self.linear is None:
+            return [self.tensor]
+        return [self.tensor, *self.linear.scales.values(), *self.linear.extras.values()]
 
 
 def matrix_of(linear: Linear, declared: Declaration | None, manifest: Manifest | None = None) -> Matrix:
@@ -77,7 +83,7 @@ def can_decode(linear: Linear) -> bool:
         return False
     if any(leaf not in linear.scales for leaf in form.needs[1:]) or form.grid(linear, grid):
         return False
-    if linear.kind == "int-pack" and not linear.extras.keys() <= {"weight_shape"}:
+    if linear.kind == "int-pack" and not fits(linear):
         return False
     others = [linear.scales[leaf] for leaf in form.needs[1:]]
     if grid.dtype not in form.scale_dtypes or not all(o.dtype == "F32" and ones(o.shape) for o in others):
@@ -121,9 +127,32 @@ def strips(matrix: Matrix, row_multiple: int = 1) -> Iterator[tuple[int, int]]:
 
 def values(matrix: Matrix, opened: OpenFiles, first: int, last: int) -> F32:
     """f32 [last - first, columns]"""
+    if matrix.transposed:
+        return _across(matrix.tensor, opened, first, last)
     if matrix.linear is None:
         return floats(matrix.tensor, opened.rows(matrix.tensor, first, last))
     return decoded(matrix, opened, first, last)[0]
+
+
+def _across(tensor: Tensor, opened: OpenFiles, first: int, last: int) -> F32:
+    """Rows [first, last) of the weight that is stored transposed: a short read in each of the stored rows."""
+    stored, rows, width = tensor.shape[-2], tensor.shape[-1], DTYPE_BITS[tensor.dtype] // 8
+    strips = []
+    while first < last:
+        bank, begin = divmod(first, rows)
+        end = min(begin + last - first, rows)
+        places = (((bank * stored + row) * rows + begin) * width for row in range(stored))
+        raw = np.stack([opened.bytes(tensor, place, place + (end - begin) * width) for place in places])
+        strips.append(floats(tensor, raw).T)
+        first += end - begin
+    return np.ascontiguousarray(np.concatenate(strips))
+
+
+def largest(matrix: Matrix, opened: OpenFiles) -> np.float32:
+    """The largest magnitude of a whole weight; NaN takes no part."""
+    return np.float32(
+        max(float(np.nanmax(np.abs(values(matrix, opened, *strip)), initial=0)) for strip in strips(matrix))
+    )
 
 
 def floats(tensor: Tensor, raw: NDArray[np.uint8]) -> F32:
@@ -156,7 +185,18 @@ def decoded(matrix: Matrix, opened: OpenFiles, first: int, last: int) -> tuple[F
     raw = opened.bytes(matrix.tensor, first * _row_bytes(matrix), last * _row_bytes(matrix))
     with np.errstate(all="ignore"):  # a faulty scale may be anything; other questions say so
         values, codes = unpack(raw.reshape(last - first, -1), matrix.word_bits)
+        if linear.kind == "int-pack":
+            values = _less_zeros(matrix, values, opened, first, last)
         return values * _expanded(matrix, opened, first, last), codes
+
+
+def _less_zeros(matrix: Matrix, values: F32, opened: OpenFiles, first: int, last: int) -> F32:
+    linear = matrix.linear
+    assert linear is not None
+    zeros = zeros_of(linear, matrix.word_bits, first, last, opened.bytes)
+    if zeros is None:
+        return values
+    return values - by_columns(linear, zeros, matrix.block[1], matrix.shape[1], opened.bytes)
 
 
 def _row_bytes(matrix: Matrix) -> int:
@@ -178,6 +218,8 @@ def _expanded(matrix: Matrix, opened: OpenFiles, first: int, last: int) -> F32:
     raw = opened.bytes(grid, begin * width, end * width).reshape(end - begin, width)
     scales = _seconded(linear, scale_values(grid, raw), opened)
     tall = scales[places - begin]
+    if linear.kind == "int-pack" and columns > 1:
+        return by_columns(linear, tall, cols, matrix.shape[1], opened.bytes)
     return tall if columns == 1 else np.repeat(tall, cols, axis=1)[:, : matrix.shape[1]]
 
 

@@ -42,6 +42,7 @@ __all__ = [
 CODE_DTYPES = ("F8_E4M3", "F8_E5M2", "U8", "I8")
 WEIGHTS = ("weight", "weight_packed")
 _WITH_A_SCALE = ("U8", "I8", "I32")
+_CODES_ENDS = (".weight_packed", ".weight", ".qweight", "_blocks", "")
 _ALONE = ("F8_E4M3", "F8_E5M2")  # codes even without a scale
 _FUSED = {"_scale_inv": "weight_scale_inv", "_blocks": "_blocks", "_scales": "_scales"}
 _PARTS = frozenset((*SCALE_DTYPES, *EXTRAS, "qweight", "_blocks"))
@@ -53,6 +54,8 @@ def split_name(name: str) -> tuple[str, str]:
     module, _, leaf = name.rpartition(".")
     if leaf in SCALE_DTYPES:
         return module, leaf
+    if leaf.endswith("proj_scale"):  # of a stack of experts, whose codes have no `.weight`
+        return f"{module}.{leaf.removesuffix('_scale')}", "weight_scale"
     for ending, meaning in _FUSED.items():
         if leaf.endswith(ending) and leaf != ending:
             return f"{module}.{leaf.removesuffix(ending)}", meaning
@@ -104,14 +107,19 @@ def _beside_codes(module: str, leaf: str, tensor: Tensor, tensors: Mapping[str, 
 def _linear(module: str, tensors: Mapping[str, Tensor], parts: Mapping[str, Tensor]) -> Linear:
     scales = {leaf: tensor for leaf, tensor in parts.items() if leaf in SCALE_DTYPES}
     extras = {leaf: tensor for leaf, tensor in parts.items() if leaf in EXTRAS}
-    names = (f"{module}.weight_packed", f"{module}.weight", f"{module}.qweight", f"{module}_blocks", module)
-    weight = next((tensors[name] for name in names if name in tensors), None)
+    weight = next((tensors[module + end] for end in _CODES_ENDS if module + end in tensors), None)
     if weight is None or (weight.dtype in FLOATS and f"{module}.qweight" not in tensors):
         return Linear(module, "orphan", None, scales, extras)
     return Linear(module, _kind(weight, scales), weight, scales, extras)
 
 
+_RECOGNIZED = tuple((form.kind, form.recognize) for form in FORMS.values() if form.recognize)
+
+
 def _kind(weight: Tensor, scales: Mapping[str, Tensor]) -> str:
+    for kind, recognize in _RECOGNIZED:
+        if recognize(weight, scales):
+            return kind
     if weight.name.endswith(".qweight"):
         return _words_kind(weight, scales.get("scales"))
     if weight.name.endswith("_blocks"):
@@ -175,6 +183,8 @@ def also(linear: Linear) -> frozenset[str]:
         shape = linear.shape
         if ones(grid.shape):
             kinds |= {"fp8-tensor"}
+            if max(shape, default=0) <= 128 and "weight_scale" in linear.scales:
+                kinds |= {"fp8-pbwo"}  # ModelOpt drops the axes of a grid of one block
         if grid.shape == (*shape[:-1], 1) and shape[-1] <= 128:
             kinds |= {"fp8-channel"}
     return frozenset(kinds)

@@ -122,7 +122,9 @@ FAMILIES: tuple[Family, ...] = (
     ),
     _family("phi3", rows=(*_config("self_attn.qkv_proj", "self_attn.o_proj"), *_FUSED_MLP)),
     _family("glm4", rows=(*_GQA, *_FUSED_MLP)),
-    _family("mixtral", rows=(*_GQA, *_W_MOE)),
+    _family(
+        "mixtral", rows=(*_GQA, *_W_MOE, *_bank("block_sparse_moe", "gate_proj", "up_proj", "down_proj")[:-1])
+    ),
     _family("qwen3_moe", rows=(*_GQA, *_MLP, *_MOE[:-1], *_config("mlp.gate"))),
     _family(
         "qwen2_moe",

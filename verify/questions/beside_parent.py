@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from shardmill.verify.questions.companions import native_layout
 from shardmill.verify.reading import bounded_json
 from shardmill.verify.reading.bounded_json import BadJsonError
 from shardmill.verify.reading.checkpoint import Checkpoint
@@ -58,18 +59,40 @@ DEPTH_MAX = 20
 def beside_parent(child: Checkpoint, parent: Checkpoint, report: Report) -> Iterator[Finding]:
     """Faults of config and side files; what could not be compared is left out by name."""
     strict = child.manifest is not None
+    if native_layout(child, parent):
+        report.leaves_out(
+            "settings, tokenizer and template beside the parent's", "Mistral's layout has its own"
+        )
+        return
     if child.config and parent.config:
-        yield from _settings(child.config, parent.config, strict)
+        free = {"tie_word_embeddings"} if not strict and ties_head(child, parent) else set[str]()
+        yield from _settings(child.config, parent.config, strict, free)
     report.checks("settings, tokenizer and template beside the parent's")
+    unlisted = [each.source.where for each in (child, parent) if not each.source.listed]
     for file in (*TOKENIZERS, *PROCESSORS, "generation_config.json", "tokenizer_config.json"):
-        if file in parent.files:
+        if unlisted and (file in child.files) != (file in parent.files):
+            report.leaves_out(file, f"{unlisted[0]} has no list of its files")
+        elif file in parent.files:
             yield from _file(child, parent, file, report)
-    yield from _template(child, parent)
+    if unlisted:
+        report.leaves_out("the chat template beside the parent's", f"{unlisted[0]} has no list of its files")
+    else:
+        yield from _template(child, parent)
 
 
-def _settings(ours: Mapping[str, Any], theirs: Mapping[str, Any], strict: bool) -> Iterator[Finding]:
+def ties_head(child: Checkpoint, parent: Checkpoint) -> bool:
+    """Whether the child has no head and says so, where the parent has one: `head-tied` tells of it."""
+    if any(name.endswith("lm_head.weight") for name in child.tensors):
+        return False
+    says = [each.config.get("tie_word_embeddings") for each in (child, parent)]
+    return says[0] is True and any(name.endswith("lm_head.weight") for name in parent.tensors)
+
+
+def _settings(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], strict: bool, free: set[str]
+) -> Iterator[Finding]:
     for path, a, b in _differences(ours, theirs, "", strict, DEPTH_MAX):
-        if not _same_rope(path, ours, theirs):
+        if path not in free and not _same_rope(path, ours, theirs):
             yield Finding("parent-config", "config.json", path, _brief(b), _brief(a))
     if not strict and _rope(ours) != _rope(theirs) and None not in (_rope(ours), _rope(theirs)):
         yield Finding("parent-config", "config.json", "rope_theta", repr(_rope(theirs)), repr(_rope(ours)))

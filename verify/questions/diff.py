@@ -17,6 +17,7 @@ from shardmill.verify.questions.roundtrip import loss_of, pairs_of
 from shardmill.verify.reading.checkpoint import INDEX_SUFFIX, Checkpoint, open_checkpoint
 from shardmill.verify.reading.header import DTYPE_BITS, Tensor
 from shardmill.verify.reading.manifest import MANIFEST
+from shardmill.verify.reading.parents import open_parent
 from shardmill.verify.reading.progress import Progress
 from shardmill.verify.reading.source import Source, read
 from shardmill.verify.reading.stream import FileJob, Task, stream
@@ -52,7 +53,8 @@ def diff(
     """`by_bytes`: read the data even where digests could decide."""
     report = Report("diff")
     of_a = Report("diff")
-    old, new = open_checkpoint(a, of_a), open_checkpoint(b, report)
+    new = open_checkpoint(b, report)
+    old = open_parent(a, new, report, of_a)
     for fault in of_a.worst_first():
         if fault.severity == "error":
             report.add(
@@ -93,6 +95,8 @@ def _sort(
     what.retyped = sorted(other_form - what.reencoded.keys())
     scales_of = {split_name(name)[0] for name in what.reencoded}
     for name in new.tensors:
+        if name in old.elsewhere:
+            continue
         if name not in old.tensors and not (is_scale(name) and split_name(name)[0] in scales_of):
             what.added.append(name)
     return what

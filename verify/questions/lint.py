@@ -13,6 +13,7 @@ from shardmill.verify.formats.claims import claim_faults
 from shardmill.verify.formats.declared import declaration
 from shardmill.verify.formats.forms.kv_cache import cache_faults
 from shardmill.verify.formats.schemes import pair_faults, quantized
+from shardmill.verify.questions.code_range import range_faults
 from shardmill.verify.questions.coverage import coverage_of
 from shardmill.verify.questions.decoded_sizes import sizes_of
 from shardmill.verify.questions.entries import entry_faults
@@ -90,6 +91,7 @@ def lint(
         report.add(*scale_faults(ScaleContext(linears, scales, declared, checkpoint.quantization)))
         if budget is None:
             report.add(*size_faults(sizes_of(checkpoint, linears, declared)))
+            report.add(*range_faults(checkpoint, linears, declared))
             report.checks("decoded sizes")
         else:
             report.leaves_out("decoded sizes", "a sample of scales alone was read")

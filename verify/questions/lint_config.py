@@ -55,7 +55,7 @@ def _trunk_shapes(names: Names) -> dict[tuple[str, str], dict[str, tuple[Shape, 
     """(layer, part) -> projection -> its decoded shape and its tensor, of the text trunk alone."""
     found: dict[tuple[str, str], dict[str, tuple[Shape, Tensor]]] = {}
     for tensor in names.checkpoint.tensors.values():
-        match = _PROJECTION.match(tensor.name)
+        match = _PROJECTION.match(tensor.name) if ".experts." not in tensor.name else None
         if match is None or _TOWER.search(match["front"]):
             continue
         linear = names.linears.get(split_name(tensor.name)[0])

@@ -102,12 +102,12 @@ def excludes_match(names: Names) -> Iterator[Finding]:
         return
     known = {known for module in _representatives(names.modules) for known in known_names(module)}
     literal = set(names.modules)
-    if _numbered(declared) and len(literal) < LITERAL_NAMES_MAX:
+    if declared.excludes.numbered and len(literal) < LITERAL_NAMES_MAX:
         literal = {known for module in names.modules for known in known_names(module)}
     work = WORK_MAX
     idle = []
     for pattern in declared.excludes.patterns:
-        names_of_it = literal if re.search(r"\d", pattern.text) else known
+        names_of_it = literal if pattern.numbered else known
         if pattern.repeats > 1:
             work -= sum(pattern.cost(name) for name in names_of_it if len(name) < NAME_CHARS_MAX)
         else:
@@ -146,16 +146,12 @@ def _representatives(modules: Iterable[str]) -> Iterator[str]:
             yield module
 
 
-def _numbered(declared: Declaration) -> bool:
-    return any(re.search(r"\d", pattern.text) for pattern in declared.excludes.patterns)
-
-
 def _hits(pattern: Pattern, known: set[str], literal: set[str]) -> bool:
     if pattern.text in known or pattern.text in literal:
         return True
-    if re.search(r"\d", pattern.text) and pattern.regex is None:
+    if pattern.numbered and pattern.regex is None:
         return any(name.startswith(f"{pattern.text}.") for name in literal)
-    pool = literal if re.search(r"\d", pattern.text) else known
+    pool = literal if pattern.numbered else known
     return any(pattern.matches(name) for name in pool if len(name) < NAME_CHARS_MAX)
 
 
@@ -277,7 +273,17 @@ def layers_whole(names: Names) -> Iterator[Finding]:
     for layer in range(trunk, trunk + min(drafts, 100)) if trunk else ():
         if layer not in layers and not any(".mtp." in f".{name}" for name in names.checkpoint.tensors):
             expected_mtp = f"an MTP layer, as num_nextn_predict_layers {drafts} says"
-            yield Finding("mtp-missing", "", f"{stack}.{layer}", expected_mtp, "none of its tensors")
+            slug = "mtp-dropped" if _saved_by_transformers(names, stack, layer) else "mtp-missing"
+            yield Finding(slug, "", f"{stack}.{layer}", expected_mtp, "none of its tensors")
+
+
+def _saved_by_transformers(names: Names, stack: str, layer: int) -> bool:
+    """transformers has no MTP layers, and drops them whole at each save; no list of the config names one then."""
+    checkpoint = names.checkpoint
+    if checkpoint.manifest is not None or "transformers_version" not in checkpoint.config:
+        return False
+    texts = [pattern.text for pattern in names.declared.excludes.patterns] if names.declared else []
+    return not any(re.search(rf"\blayers\.{layer}\b", text) for text in texts)
 
 
 def experts_whole(names: Names) -> Iterator[Finding]:

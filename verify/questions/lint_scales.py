@@ -51,7 +51,7 @@ class ScaleContext:
 
 
 def scale_faults(context: ScaleContext) -> Iterator[Finding]:
-    for rule in RULES:
+    for rule in (*OF_NAMES, *(OF_VALUES if context.scales else ())):
         yield from rule(context)
 
 
@@ -115,10 +115,11 @@ def missing_input_scales(context: ScaleContext) -> Iterator[Finding]:
     for module, linear in context.linears.items():
         if linear.weight is None:
             continue
+        kind = kind_of(module)
         if any(leaf in linear.scales for leaf in INPUT_SCALES):
-            with_scale[kind_of(module)] = with_scale.get(kind_of(module), 0) + 1
+            with_scale[kind] = with_scale.get(kind, 0) + 1
         else:
-            without.setdefault(kind_of(module), []).append(linear)
+            without.setdefault(kind, []).append(linear)
     for kind, lacking in without.items():
         for linear in lacking:
             assert linear.weight is not None
@@ -248,12 +249,11 @@ def _at(slug: str, tensor: Tensor, expected: str, got: str) -> Finding:
     return Finding(slug, tensor.file, tensor.name, expected, got)
 
 
-RULES: tuple[Callable[[ScaleContext], Iterator[Finding]], ...] = (
+OF_NAMES: tuple[Callable[[ScaleContext], Iterator[Finding]], ...] = (missing_input_scales, weight_only)
+OF_VALUES: tuple[Callable[[ScaleContext], Iterator[Finding]], ...] = (
     placeholders,
     unit_global_scales,
     unit_weight_scales,
-    missing_input_scales,
-    weight_only,
     outliers,
     fused_global_scales,
     zero_block_scales,

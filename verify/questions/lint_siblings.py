@@ -14,6 +14,8 @@ from shardmill.verify.rules.findings import Finding
 
 DRAFT = re.compile(r"(^|\.)(eh_proj|enorm|hnorm|shared_head|mtp|nextn)(\.|$)")
 DRAFT_PARTS = ("enorm", "hnorm", "eh_proj")
+LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
+TOWER = re.compile(r"(^|\.)(vision|visual|audio|image|speech|siglip|vit|encoder)")
 LIST_MIN = 3  # blocks from which on a gap is no chance
 GAPS_MAX = 20
 BEYOND_MAX = 20
@@ -57,9 +59,25 @@ def _gaps(stack: Stack) -> Iterator[Finding]:
             yield Finding("layer-missing", "", f"{stack.name}.{number}", expected, "none of its tensors")
 
 
+def _layers_of(names: Names, stack: str) -> int:
+    """How many layers config.json says that a stack has: of a tower, its own part of the config; 0 = it does not."""
+    for key, part in names.checkpoint.config.items():
+        tower = key.removesuffix("_config")
+        if (
+            key != "text_config"
+            and isinstance(part, dict)
+            and tower != key
+            and re.search(rf"\b{re.escape(tower)}", stack)
+        ):
+            value = next((part[word] for word in (*LAYERS, "depth") if type(part.get(word)) is int), 0)
+            return int(value)
+    of_a_tower = "text_config" in names.checkpoint.config and TOWER.search(stack)
+    return 0 if of_a_tower else names.count(*LAYERS)
+
+
 def _drafts(names: Names, trunk: Stack) -> Iterator[Finding]:
     """Blocks beyond num_hidden_layers are drafts, and whole: a trunk layer with what joins it to the trunk."""
-    layers = names.count("num_hidden_layers", "n_layer", "num_layers")
+    layers = _layers_of(names, trunk.name)
     beyond = sorted(number for number in trunk.blocks if layers and number >= layers)[:BEYOND_MAX]
     if (
         not beyond

@@ -84,7 +84,7 @@ def _husks(names: Names) -> Iterator[Finding]:
 def _by_prefix(names: Names) -> Iterator[Finding]:
     """`model.layers.1` also excludes layers 10 to 19 where a loader compares the beginnings of names."""
     declared = names.declared
-    if declared is None or declared.method == "modelopt":
+    if declared is None or declared.method.startswith("modelopt"):
         return
     plain = [p.text for p in declared.excludes.patterns if p.regex is None and _NUMBERED_END.search(p.text)]
     if not plain or len(plain) > PLAIN_MAX:

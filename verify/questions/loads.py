@@ -17,24 +17,32 @@ from shardmill.verify.rules.findings import Finding, Report
 LOADERS = ("vllm", "transformers", "sglang")
 RUNTIMES = loads_vllm.RUNTIMES
 SGLANG = "SGLang"
+TAKEN = "what the loader takes"
 
 
-def loads(source: Source, runtime: str | None = None, loader: str | None = None) -> Report:
+def loads(
+    source: Source, runtime: str | None = None, loader: str | None = None, *, beside: bool = False
+) -> Report:
     """`runtime` of vLLM: "stock", "patched", or None for the one that the checkpoint's own entries ask for.
 
     `loader` None asks all of LOADERS; a refusal by transformers is then an error only if vLLM was not asked or
     refuses too, since it is loud and another loader serves.
+
+    `beside`: asked among other questions, of the checkpoint rather than of a loader. What is a limit of one loader is
+    then a note, if the files are another tool's; a child of ours is made for every loader, and answers for each.
     """
     report = Report("loads")
     checkpoint = open_checkpoint(source, report)
     report.add(*structure_faults(checkpoint))
     reasons: dict[str, str] = {}
+    said: dict[str, list[Finding]] = {}
     for each in (loader,) if loader else LOADERS:
         try:
             if each == "vllm":
-                loads_vllm.add(checkpoint, runtime, report)
+                said[each] = loads_vllm.ask(checkpoint, runtime, report)
             elif each == "transformers":
-                _transformers(checkpoint, report, alone=loader is not None or loads_vllm.NAME in reasons)
+                alone = loader is not None or loads_vllm.NAME in reasons
+                said[each] = _transformers(checkpoint, report, alone=alone)
             else:
                 raise UnaskedError(f"no table of {SGLANG}'s modules")
         except UnaskedError as error:
@@ -45,12 +53,50 @@ def loads(source: Source, runtime: str | None = None, loader: str | None = None)
         report.leaves_out("loads", "; ".join(reasons.values()))
         return report
     report.checks("loads")
+    if beside and checkpoint.manifest is None:
+        said = _noted(checkpoint, runtime, said)
+    for findings in said.values():
+        report.add(*findings)
     for name, reason in reasons.items():
         report.leaves_out(name, f"not asked, because {reason}")
     return report
 
 
-def _transformers(checkpoint: Checkpoint, report: Report, *, alone: bool) -> None:
+def _noted(
+    checkpoint: Checkpoint, runtime: str | None, said: dict[str, list[Finding]]
+) -> dict[str, list[Finding]]:
+    """The findings with those made notes that tell of one loader and of no fault of the files."""
+    taken = {loader for loader, findings in said.items() if not any(map(_refused, findings))}
+    noted = {}
+    for loader, findings in said.items():
+        whole = loader != "vllm" or not taken or loads_vllm.complete(checkpoint, runtime)
+        noted[loader] = [
+            _note(loader, finding) if _of_one_loader(finding, bool(taken), whole) else finding
+            for finding in findings
+        ]
+    return noted
+
+
+def _refused(finding: Finding) -> bool:
+    return finding.severity != "info" or finding.expected == TAKEN
+
+
+def _of_one_loader(finding: Finding, taken: bool, whole: bool) -> bool:
+    """`taken`: another loader that was asked holds everything right. `whole`: the model lacks nothing."""
+    if finding.severity == "info":
+        return False
+    if finding.slug == "loader-refuses" and finding.expected.startswith(loads_vllm.DIVIDED):
+        return True
+    return taken and (whole or finding.slug != "no-home")
+
+
+def _note(loader: str, finding: Finding) -> Finding:
+    name = loads_vllm.NAME if loader == "vllm" else loads_transformers.NAME
+    got = finding.got if name in finding.got else f"{name}: {finding.got}"
+    return Finding("one-loader", finding.file, finding.tensor, finding.expected, got)
+
+
+def _transformers(checkpoint: Checkpoint, report: Report, *, alone: bool) -> list[Finding]:
     held = loads_transformers.hold(checkpoint)
     name = loads_transformers.NAME
     counts: dict[str, int] = {}
@@ -58,12 +104,12 @@ def _transformers(checkpoint: Checkpoint, report: Report, *, alone: bool) -> Non
         key = f"{template(parameter)}: {word}"
         counts[key] = counts.get(key, 0) + 1
     report.facts[name] = {key: counts[key] for key in sorted(counts)}
-    report.add(*held.wrong)
+    found = list(held.wrong)
     if held.error:
         slug = "loader-refuses" if alone else "transformers-refuses"
-        report.add(Finding(slug, "config.json", "", "what the loader takes", f"{name}: {held.error}"))
+        found.append(Finding(slug, "config.json", "", TAKEN, f"{name}: {held.error}"))
     if held.cpu_error and not held.error:
         expected = "sides that divide, for a load without a card"
-        report.add(
-            Finding("transformers-refuses", "config.json", "", expected, f"{name} on a CPU: {held.cpu_error}")
-        )
+        got = f"{name} on a CPU: {held.cpu_error}"
+        found.append(Finding("transformers-refuses", "config.json", "", expected, got))
+    return found

@@ -32,6 +32,7 @@ from shardmill.verify.rules.findings import Finding, Report
 
 NAME = "vLLM 0.33.0"
 RUNTIMES = ("stock", "patched")
+DIVIDED = "rows of fused parts in multiples of"  # begins what a refusal of mere dimensions expects
 CAST_SILENTLY = ("fp8", "fp8 by tensor", *COMPRESSED_ALGOS)
 LABELS = {
     "in_proj_qkvbfg_a": "KDA in_proj",
@@ -95,19 +96,41 @@ class Loader:
         return PATCHED_ALGOS if self.patched else STOCK_ALGOS
 
 
-def add(checkpoint: Checkpoint, runtime: str | None, report: Report) -> None:
-    """Adds what vLLM would say. Raises UnaskedError where no table holds the architecture or its declaration."""
+def ask(checkpoint: Checkpoint, runtime: str | None, report: Report) -> list[Finding]:
+    """What vLLM would say. Raises UnaskedError where no table holds the architecture or its declaration."""
     loader = _loader(checkpoint, runtime)
     report.facts["runtime"] = f"{NAME} with the runtime patch" if loader.patched else f"{NAME} as it ships"
-    takers, homeless = assign(checkpoint, loader)
-    report.add(*homeless)
+    takers, found = assign(checkpoint, loader)
     verdicts: dict[str, int] = {}
     for module, (verdict, findings) in _verdicts(takers, loader):
-        report.add(*findings)
+        found += findings
         key = f"{kind_of(module)}: {verdict}"
         verdicts[key] = verdicts.get(key, 0) + 1
-    report.add(*_group_sizes(loader))
     report.facts["modules"] = {key: verdicts[key] for key in sorted(verdicts)}
+    return [*found, *_group_sizes(loader)]
+
+
+def complete(checkpoint: Checkpoint, runtime: str | None) -> bool:
+    """Whether the model is whole beside what no module takes: each layer has the places that any other layer has."""
+    loader = _loader(checkpoint, runtime)
+    takers, _ = assign(checkpoint, loader)
+    layers: dict[str, set[tuple[str, str]]] = {}
+    for one in takers:
+        bare = one.module.partition(f".{one.layer}.")[2] if one.layer else one.module
+        inner = _EXPERT.sub("#", bare)
+        layers.setdefault(one.layer, set()).update((inner, place) for place in one.parts)
+    tops = layers.pop("", set())
+    tied = any(row.module.endswith("lm_head") for row in loader.family.top_rows if _tied(checkpoint))
+    asked = {(row.module, row.place) for row in loader.family.top_rows if row.name.count("visual") == 0}
+    lacking = {(module, place) for module, place in asked - tops if not (tied and module.endswith("lm_head"))}
+    every = set[tuple[str, str]]().union(*layers.values())
+    return bool(layers) and not lacking and all(places == every for places in layers.values())
+
+
+def _tied(checkpoint: Checkpoint) -> bool:
+    text = checkpoint.config.get("text_config")
+    places = (checkpoint.config, text if isinstance(text, dict) else {})
+    return any(place.get("tie_word_embeddings") is True for place in places)
 
 
 def _loader(checkpoint: Checkpoint, runtime: str | None) -> Loader:
@@ -306,7 +329,7 @@ def _judge_config(
         return "refused", [_refuses(module_input, kinds, "one treatment of all parts")]
     block = loader.declared.block if loader.declared is not None else None
     if block is not None and algo in ("fp8", "fp8-grid") and not _divides(module_input, block):
-        return "refused", [_refuses(module_input, kinds, f"rows of fused parts in multiples of {block[0]}")]
+        return "refused", [_refuses(module_input, kinds, f"{DIVIDED} {block[0]}")]
     return next(iter(kinds.values())), []
 
 

@@ -20,7 +20,8 @@ from shardmill.verify.formats.blocks import Block
 MOVED = {
     "fp8": 0.125,
     "fp4": 0.4,
-}  # share of max(|got|, |want|): twice E4M3's rounding, and E2M1's with its scale's
+    "int": 0.6,
+}  # share of max(|got|, |want|): twice E4M3's rounding, E2M1's with its scale's, INT4's under the scale of a whole row
 LARGE = 0.6  # of the root mean square of its group: smaller weights may round to anything
 QUIET = 0.1  # groups below this share of the strip's root mean square may be lost by a shared scale
 SHARE = 0.5  # of a group's large weights that moved too far: it is another group
@@ -37,7 +38,7 @@ class LocalErrors:
 
     shape: tuple[int, int]
     block: Block
-    kind: str  # "fp8" or "fp4"
+    kind: str  # of MOVED
     _columns: Counts = field(init=False)
     _blocks: Counts = field(init=False)
     _odd: list[str] = field(default_factory=list)

@@ -23,15 +23,17 @@ from shardmill.verify.formats.matrices import (
     OpenFiles,
     can_decode,
     decoded,
+    largest,
     matrix_of,
     scale_values,
-    strips,
     values,
 )
 from shardmill.verify.formats.schemes import quantized
 from shardmill.verify.formats.table import FORMS
+from shardmill.verify.questions.companions import names_here
 from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
 from shardmill.verify.reading.header import DTYPE_BITS
+from shardmill.verify.reading.parents import open_parent
 from shardmill.verify.reading.source import Source
 from shardmill.verify.rules.findings import Finding, Report
 
@@ -87,7 +89,7 @@ def origin(
 ) -> Report:
     report = Report("origin")
     child = open_checkpoint(source, report)
-    theirs = open_checkpoint(parent, Report("origin"))
+    theirs = open_parent(parent, child, report, Report("origin"))
     tallies = tallies_of(child, theirs, seed, progress)
     if not tallies:
         report.leaves_out("origin", "no weight here has the floats that it was made from in that parent")
@@ -139,11 +141,16 @@ def tallies_of(
     groups = {m: list(members.values()) for _, _, members in fused_groups(linears) for m in members.values()}
     tallies: dict[str, Tally] = {}
     chosen = list(_drawn(child, parent, linears, random))
+    before = {new: old for old, new in names_here(child, parent).items()}
     with OpenFiles(child.source) as ours, OpenFiles(parent.source) as theirs:
         for number, linear in enumerate(chosen):
             tally = tallies.setdefault(linear.kind, Tally())
             _count(
-                tally, linear, _Pair(child, parent, declared, ours, theirs, linears, groups), random, elements
+                tally,
+                linear,
+                _Pair(child, parent, before, declared, ours, theirs, linears, groups),
+                random,
+                elements,
             )
             progress(number + 1, len(chosen))
     return {kind: tally for kind, tally in tallies.items() if tally.blocks}
@@ -155,6 +162,7 @@ class _Pair:
 
     child: Checkpoint
     parent: Checkpoint
+    before: Mapping[str, str]  # name here -> the parent's, where they differ
     declared: Declaration | None
     ours: OpenFiles
     theirs: OpenFiles
@@ -163,11 +171,8 @@ class _Pair:
 
     def floats(self, linear: Linear) -> Matrix | None:
         """The parent's floats of a module, of the same shape, or None."""
-        renamed = {
-            new: old for old, new in (self.child.manifest.renamed if self.child.manifest else {}).items()
-        }
         name = linear.float_name
-        tensor = self.parent.tensors.get(renamed.get(name, name))
+        tensor = self.parent.tensors.get(self.before.get(name, name))
         if tensor is None or tensor.dtype not in FLOATS or not self.parent.readable(tensor):
             return None
         matrix = matrix_of(linear, self.declared, self.child.manifest)
@@ -182,7 +187,10 @@ def _drawn(
     by_kind: dict[str, list[Linear]] = {}
     for linear in linears.values():
         tensors = [*linear.scales.values(), *([linear.weight] if linear.weight else [])]
-        if can_decode(linear) and all(child.readable(tensor) for tensor in tensors):
+        plain = linear.extras.keys() <= {
+            "weight_shape"
+        }  # no formula here knows zero points or reordered groups
+        if plain and can_decode(linear) and all(child.readable(tensor) for tensor in tensors):
             by_kind.setdefault(linear.kind, []).append(linear)
     for found in by_kind.values():
         for place in np.sort(random.permutation(len(found))[:WEIGHTS]):
@@ -203,18 +211,18 @@ def _count(tally: Tally, linear: Linear, pair: _Pair, random: np.random.Generato
         ]
         tally.blocks += len(sample.values)
         for formula in wanted:
-            tally.equal[formula.name] = tally.equal.get(formula.name, 0) + _given(formula, sample)
+            tally.equal[formula.name] = tally.equal.get(formula.name, 0) + _given(formula, sample, random)
             if linear.kind in E4M3_KINDS and formula.proves is None:
                 found = list(_altered(formula, linear, first, sample))
                 tally.altered.setdefault(formula.name, []).extend(found[:ALTERED_MAX])
     tally.weights += seen
 
 
-def _given(formula: Formula, sample: Sample) -> int:
-    """How many blocks the formula gives; of the slow proofs, all if it gives each of the first."""
+def _given(formula: Formula, sample: Sample, random: np.random.Generator) -> int:
+    """How many blocks the formula gives; of the slow proofs, all if it gives each of some that are drawn."""
     if formula.proves is None or len(sample.values) <= PROOF_BLOCKS:
         return int(formula.equal(sample).sum())
-    got = int(formula.equal(_front(sample)).sum())
+    got = int(formula.equal(_some(sample, random.permutation(len(sample.values))[:PROOF_BLOCKS])).sum())
     return len(sample.values) if got == PROOF_BLOCKS else got
 
 
@@ -233,8 +241,7 @@ def _asked(kind: str, dtype: str) -> Iterator[Formula]:
             yield formula
 
 
-def _front(sample: Sample) -> Sample:
-    n = slice(0, PROOF_BLOCKS)
+def _some(sample: Sample, n: NDArray[np.int64]) -> Sample:
     return Sample(
         sample.values[n], sample.amax[n], sample.scales[n], sample.codes[n], sample.total, sample.low
     )
@@ -278,14 +285,14 @@ def _blocks(
         return array[:, : count * width].reshape(-1, count, width).swapaxes(0, 1).reshape(count, -1)
 
     floats = np.asarray(apart(theirs), np.float32)
-    largest = (
+    amaxes = (
         np.abs(floats).max(axis=1, keepdims=True) if amax is None else np.full((count, 1), amax, np.float32)
     )
     second = linear.scales.get(SECOND.get(linear.kind, ""))
     total = np.ones((1, 1), np.float32)
     if second is not None:
         total = scale_values(second, ours.bytes(second, 0, second.bytes))[:1].reshape(1, 1)
-    return Sample(floats, largest, scales, np.asarray(apart(codes), np.uint8), total, low)
+    return Sample(floats, amaxes, scales, np.asarray(apart(codes), np.uint8), total, low)
 
 
 def _stored_scales(matrix: Matrix, first: int, count: int, ours: OpenFiles) -> NDArray[np.float32]:
@@ -309,14 +316,14 @@ def _amax(linear: Linear, parent: Matrix, pair: _Pair) -> np.float32:
 
     Members share a scale where theirs are the same number, as engines that fuse them need it.
     """
-    largest = _largest(parent, pair.theirs)
+    most = largest(parent, pair.theirs)
     stored = _scale_bytes(linear, pair.ours)
     for module in pair.groups.get(linear.module, ()):
         other = pair.linears[module]
         floats = pair.floats(other) if module != linear.module and other.weight is not None else None
         if floats is not None and _scale_bytes(other, pair.ours) == stored:
-            largest = max(largest, _largest(floats, pair.theirs))
-    return largest
+            most = max(most, largest(floats, pair.theirs))
+    return most
 
 
 def _scale_bytes(linear: Linear, ours: OpenFiles) -> bytes:
@@ -325,12 +332,6 @@ def _scale_bytes(linear: Linear, ours: OpenFiles) -> bytes:
         ours.bytes(grid, 0, grid.bytes).tobytes()
         if grid is not None and grid.bytes * 8 == DTYPE_BITS[grid.dtype]
         else b""
-    )
-
-
-def _largest(parent: Matrix, opened: OpenFiles) -> np.float32:
-    return np.float32(
-        max(float(np.abs(values(parent, opened, *strip)).max(initial=0)) for strip in strips(parent))
     )
 
 

@@ -8,21 +8,28 @@ decodes both), and a whole block that the manifest declares as left out; each is
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from shardmill.verify.formats.laws import NUMERICS, REBLOCK, RECONCILE
 from shardmill.verify.formats.schemes import FLOATS, SCALE_DTYPES, WEIGHTS, Linear, quantized, split_name
-from shardmill.verify.questions.companions import belongs_to, container_of, unfused
+from shardmill.verify.questions.beside_parent import ties_head
+from shardmill.verify.questions.companions import belongs_to, container_of, names_here, native_layout, unfused
 from shardmill.verify.questions.renames import claim_faults, rename_faults
-from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
+from shardmill.verify.reading.checkpoint import Checkpoint
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.reading.manifest import Manifest
+from shardmill.verify.reading.parents import open_parent, source_faults
 from shardmill.verify.reading.source import Source
 from shardmill.verify.reading.stream import FileJob, FileResult, Task
 from shardmill.verify.rules.findings import Finding, Report
 
-REPAIRS = ("reconcile/1",)  # that change scales in place
+REPAIRS = (RECONCILE,)  # that change scales in place
 REPAIRED_LEAVES = ("weight_scale", "weight_scale_2")
+
+
+_ENDS = re.compile(r"(?<![^.])(norm|ln_f|final_layernorm|embed_tokens|wte)\.weight$")
 
 
 @dataclass(slots=True)
@@ -73,14 +80,18 @@ class Kin:
 def parentage(child: Checkpoint, linears: dict[str, Linear], source: Source, report: Report) -> Parentage:
     """Opens the parent and adds to `report` what names, dtypes and shapes alone show."""
     of_parent = Report("integrity")
-    parent = open_checkpoint(source, of_parent)
+    parent = open_parent(source, child, report, of_parent)
     if of_parent.exit_code:
         worst = of_parent.worst_first()[0]
         got = f"{len(of_parent.findings)} findings, the worst {worst.rule.id} {worst.slug}"
         report.add(Finding("parent-faulty", worst.file, worst.tensor, "a parent without faults", got))
     origin = Parentage(parent)
     manifest = child.manifest
-    renamed = manifest.renamed if manifest is not None else {}
+    other = native_layout(child, parent)
+    if other:
+        report.leaves_out("parent", other)
+        return origin
+    renamed = names_here(child, parent)
     here = {name: renamed.get(name, name) for name in parent.tensors}
     kin = Kin(
         child, parent, linears, quantized(parent.tensors), here, frozenset(map(container_of, child.tensors))
@@ -89,17 +100,22 @@ def parentage(child: Checkpoint, linears: dict[str, Linear], source: Source, rep
         shards = manifest.shards.values()
         origin.sources = {name: digest for shard in shards for name, digest in shard.sources.items()}
         report.add(*rename_faults(manifest, parent), *claim_faults(manifest, source, report))
+        report.add(*source_faults(manifest))
     report.add(*_foreign_sources(origin))
     for name, theirs in parent.tensors.items():
         report.add(*_held(kin, origin, name, theirs))
     report.add(*_added(kin))
+    if report.count("head-tied"):
+        report.leaves_out(
+            "lm_head", "the child ties its head to its embedding, the parent has one of its own"
+        )
     _say_excused(origin, report)
     return origin
 
 
 def _foreign_sources(origin: Parentage) -> Iterator[Finding]:
     for name in origin.sources:
-        if name not in origin.parent.tensors:
+        if name not in origin.parent.tensors and name not in origin.parent.elsewhere:
             expected = "a tensor of the parent that was converted"
             yield Finding("source-changed", "", name, expected, "no such tensor")
 
@@ -109,8 +125,11 @@ def _held(kin: Kin, origin: Parentage, name: str, theirs: Tensor) -> Iterator[Fi
     ours = kin.child.tensors.get(kin.here[name])
     if ours is None:
         yield from _gone(kin, origin, name, theirs)
+    elif _re_encoded(kin, name):
+        origin.excuse("converted: roundtrip and reproduce compare it", name)
     elif (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):
         if _in_converted_module(kin, name):
+            yield from _unrecorded(kin, name)
             origin.excuse("converted: roundtrip and reproduce compare it", name)
         elif kin.manifest is None and _rounded(ours, theirs):
             origin.excuse("floats of another dtype: roundtrip compares them", name)
@@ -118,6 +137,8 @@ def _held(kin: Kin, origin: Parentage, name: str, theirs: Tensor) -> Iterator[Fi
             origin.excuse("codes of a form that is not decoded: not compared", name)
         else:
             yield Finding("carried-retyped", ours.file, ours.name, str(theirs), str(ours))
+    elif _encoded_anew(kin, name) and _in_converted_module(kin, name):
+        origin.excuse("converted: roundtrip and reproduce compare it", name)
     elif _repaired(kin, name):
         origin.excuse("repaired: roundtrip compares what both decode to", name)
     elif kin.child.readable(ours) and kin.parent.readable(theirs):
@@ -136,32 +157,80 @@ RECOMPUTED = (
 def _gone(kin: Kin, origin: Parentage, name: str, theirs: Tensor) -> Iterator[Finding]:
     manifest = kin.manifest
     if _in_converted_module(kin, name):
+        yield from _unrecorded(kin, name)
         origin.excuse("converted: roundtrip and reproduce compare it", name)
     elif manifest is not None and name in manifest.dropped:
         block = container_of(name)
-        if block in kin.containers and not name.endswith(RECOMPUTED):
+        if (block in kin.containers or _of_the_trunk(kin, name)) and not name.endswith(RECOMPUTED):
             got = f"left out, and other tensors of {block} are here"
             yield Finding("dropped-in-part", theirs.file, name, "a whole block left out", got)
         origin.excuse("left out, as the manifest declares", name)
-    elif manifest is None and unfused(theirs, kin.child.tensors):
+    elif (manifest is None or _taken_apart(manifest, name)) and unfused(theirs, kin.child.tensors):
         origin.excuse("a stack that was taken apart: not compared", name)
+    elif manifest is None and name.endswith("lm_head.weight") and ties_head(kin.child, kin.parent):
+        origin.excuse("a head of its own: not compared", name)
+        yield Finding("head-tied", theirs.file, name, f"the parent's {theirs}", "none; config.json ties it")
     else:
         yield Finding("lost-from-parent", theirs.file, name, f"the parent's {theirs}", "no such tensor")
 
 
+def _of_the_trunk(kin: Kin, name: str) -> bool:
+    """Whether a tensor is the embedding or the last norm of a stack of layers that is here."""
+    front = _ENDS.sub("", name)
+    return front != name and any(container.startswith(front) for container in kin.containers)
+
+
+def _taken_apart(manifest: Manifest, name: str) -> bool:
+    """Whether the manifest has a conversion of a part of this stack of experts."""
+    bank = name.rpartition(".")[0]
+    return any(weight.startswith(f"{bank}.0.") for weight in manifest.conversions)
+
+
+def _re_encoded(kin: Kin, name: str) -> bool:
+    """Whether a part of the parent's codes has new bytes by the manifest, though it may keep its dtype and shape."""
+    if kin.manifest is None or not _in_converted_module(kin, name):
+        return False
+    linear = kin.linears.get(_split(kin.here[name], kin)[0])
+    weight = linear.weight if linear is not None else None
+    conversion = kin.manifest.conversions.get(weight.name) if weight is not None else None
+    return conversion is not None and conversion.numerics in NUMERICS - {REBLOCK, RECONCILE}
+
+
+def _unrecorded(kin: Kin, name: str) -> Iterator[Finding]:
+    """A weight in another form, of which a child with a manifest does not say how it was made."""
+    module, before = _split(kin.here[name], kin)[0], _split(name, kin)[0]
+    weight = _weight(kin.child, module, kin.linears.get(module))
+    if kin.manifest is None or weight is None or name != _main(kin, before):
+        return
+    if weight.name not in kin.manifest.conversions:
+        expected = "a record of its conversion in the manifest"
+        yield Finding("conversion-record", weight.file, weight.name, expected, "none")
+
+
+def _main(kin: Kin, module: str) -> str:
+    weight = _weight(kin.parent, module, kin.theirs.get(module))
+    return weight.name if weight is not None else ""
+
+
 def _in_converted_module(kin: Kin, name: str) -> bool:
     """Whether a parent's tensor is the weight, or a scale, of a module that has another form here."""
-    module, leaf = split_name(kin.here[name])
+    module, leaf = _split(kin.here[name], kin)
+    before_module = _split(name, kin)[0]
     if leaf not in WEIGHTS and leaf not in SCALE_DTYPES and module not in kin.theirs:
         return False
-    ours, theirs = kin.linears.get(module), kin.theirs.get(split_name(name)[0])
+    ours, theirs = kin.linears.get(module), kin.theirs.get(before_module)
     if ours is None and theirs is None:
         return False
     weight = _weight(kin.child, module, ours)
-    before = _weight(kin.parent, split_name(name)[0], theirs)
+    before = _weight(kin.parent, before_module, theirs)
     if weight is None or before is None:
         return False
     return leaf != "bias" and _form(weight, ours) != _form(before, theirs)
+
+
+def _split(name: str, kin: Kin) -> tuple[str, str]:
+    """(module, leaf); a stack of experts has the module's own name."""
+    return (name, "weight") if name in kin.linears or name in kin.theirs else split_name(name)
 
 
 def _weight(checkpoint: Checkpoint, module: str, linear: Linear | None) -> Tensor | None:
@@ -194,6 +263,18 @@ def _packed_elsewise(kin: Kin, ours: Tensor, theirs: Tensor) -> bool:
     )
 
 
+def _encoded_anew(kin: Kin, name: str) -> bool:
+    """Whether the manifest says that the codes of a tensor's module were written anew from the parent's codes.
+
+    Of a module that was reblocked the codes stay, so they are compared byte by byte.
+    """
+    linear = kin.linears.get(split_name(kin.here[name])[0])
+    if kin.manifest is None or linear is None or linear.weight is None:
+        return False
+    conversion = kin.manifest.conversions.get(linear.weight.name)
+    return conversion is not None and conversion.numerics != "reblock/1"
+
+
 def _repaired(kin: Kin, name: str) -> bool:
     """Whether the manifest names a known repair of this very scale, of a packed module that has both its scales."""
     module, leaf = split_name(name)
@@ -206,7 +287,7 @@ def _repaired(kin: Kin, name: str) -> bool:
 
 
 def _added(kin: Kin) -> Iterator[Finding]:
-    expected = set(kin.here.values())
+    expected = {*kin.here.values(), *_from_elsewhere(kin)}
     conversions = kin.manifest.conversions if kin.manifest is not None else None
     for name, tensor in kin.child.tensors.items():
         if name in expected:
@@ -221,6 +302,13 @@ def _added(kin: Kin) -> Iterator[Finding]:
         if not declared:
             said = "a tensor of the parent or a converted scale"
             yield Finding("added-undeclared", tensor.file, name, said, str(tensor))
+
+
+def _from_elsewhere(kin: Kin) -> Iterator[str]:
+    """What the child calls the tensors of checkpoints that were not given."""
+    renamed = kin.manifest.renamed if kin.manifest is not None else {}
+    for name in kin.parent.elsewhere:
+        yield renamed.get(name, name)
 
 
 def _say_excused(origin: Parentage, report: Report) -> None:

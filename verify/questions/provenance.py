@@ -75,19 +75,33 @@ def lacks_sha256(manifest: Manifest) -> list[str]:
 
 def _internal(manifest: Manifest) -> dict[str, Any]:
     sources = {name: digest for shard in manifest.shards.values() for name, digest in shard.sources.items()}
-    return {"planKey": manifest.plan_key, "sourceTensors": {"xxh3-128": sources}}
+    origins = {name: record.tensors for name, record in manifest.sources.items()}
+    return {
+        "planKey": manifest.plan_key,
+        "sourceTensors": {"xxh3-128": sources},
+        **({"origins": origins} if origins else {}),
+    }
 
 
 def _dependencies(manifest: Manifest) -> list[dict[str, Any]]:
-    repository, revision = manifest.parent.get("repository"), manifest.parent.get("revision")
-    parent: list[dict[str, Any]] = []
-    if repository and revision:
-        uri = f"pkg:huggingface/{quote(repository)}@{quote(revision)}"
-        parent = [{"name": "parent", "uri": uri, "digest": {"gitCommit": revision}}]
+    parent = _repository("parent", manifest.parent.get("repository"), manifest.parent.get("revision"))
+    sources = [
+        dependency
+        for name, record in sorted(manifest.sources.items())
+        for dependency in _repository(f"source/{name}", record.repository, record.revision)
+    ]
     passed_on = [
         {"name": f"parent/{name}", "digest": {"sha256": manifest.files[name].sha256}}
         for name, shard in sorted(manifest.shards.items())
         if not shard.rewritten and name in manifest.files
     ]
     recipe = [{"name": "recipe", "digest": {"sha256": digest}} for digest in manifest.recipe_digests]
-    return [*parent, *recipe, *passed_on]
+    return [*parent, *sources, *recipe, *passed_on]
+
+
+def _repository(name: str, repository: str | None, revision: str | None) -> list[dict[str, Any]]:
+    """A checkpoint on a hub as a dependency, where both are known."""
+    if not repository or not revision:
+        return []
+    uri = f"pkg:huggingface/{quote(repository)}@{quote(revision)}"
+    return [{"name": name, "uri": uri, "digest": {"gitCommit": revision}}]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from shardmill.verify.reading.checkpoint import Checkpoint
 from shardmill.verify.reading.manifest import MANIFEST, Manifest
+from shardmill.verify.reading.parents import Parents, own_place
 from shardmill.verify.reading.source import Folder, Source
 from shardmill.verify.rules.findings import Finding, Report
 
@@ -40,8 +41,19 @@ def _anothers_place(old: str, new: str, parent: Checkpoint) -> bool:
 
 
 def claim_faults(manifest: Manifest, source: Source, report: Report) -> Iterator[Finding]:
-    """The parent that the manifest names against what the given place says of itself, where it says something."""
-    repository, revision = manifest.parent.get("repository"), manifest.parent.get("revision")
+    """The parents that the manifest names against what the given places say of themselves, where they say something."""
+    own = manifest.parent.get("repository"), manifest.parent.get("revision")
+    yield from _claim(*own, own_place(source), report, "the parent")
+    others = source.others if isinstance(source, Parents) else {}
+    for name, record in manifest.sources.items():
+        if name in others:
+            yield from _claim(record.repository, record.revision, others[name], report, f"source {name}")
+
+
+def _claim(
+    repository: str | None, revision: str | None, source: Source, report: Report, what: str
+) -> Iterator[Finding]:
+    """`what`: whose name it is, as "the parent"."""
     if not repository and not revision:
         return
     if revision is not None and (not _COMMIT.fullmatch(revision) or not revision.strip("0")):
@@ -53,9 +65,9 @@ def claim_faults(manifest: Manifest, source: Source, report: Report) -> Iterator
     elif commit and revision and commit != revision:
         yield Finding("parent-differs", MANIFEST, "", f"{commit}, the given parent's commit", revision)
     elif not commit:
-        claimed = f"{repository or 'a parent'}@{revision or '?'}"
+        claimed = f"{repository or 'a checkpoint'}@{revision or '?'}"
         report.leaves_out(
-            "the parent's name", f"the manifest says {claimed}, and {source.where} does not say which it is"
+            f"{what}'s name", f"the manifest says {claimed}, and {source.where} does not say which it is"
         )
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from shardmill.verify.formats.declared import Declaration, declaration
 from shardmill.verify.formats.fused import kind_of
+from shardmill.verify.formats.laws import REBLOCK, RECAST
 from shardmill.verify.formats.matrices import (
     Matrix,
     OpenFiles,
@@ -28,9 +29,12 @@ from shardmill.verify.formats.matrices import (
     values,
 )
 from shardmill.verify.formats.schemes import FLOATS, PACKED, Linear, is_scale, quantized, split_name
+from shardmill.verify.questions.companions import names_here, native_layout
 from shardmill.verify.questions.coverage import form_of
-from shardmill.verify.questions.local_errors import LocalErrors
+from shardmill.verify.questions.local_errors import MOVED, LocalErrors
 from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
+from shardmill.verify.reading.manifest import Conversion
+from shardmill.verify.reading.parents import open_parent
 from shardmill.verify.reading.progress import Progress
 from shardmill.verify.reading.source import Source
 from shardmill.verify.reading.threads import pinned
@@ -43,18 +47,21 @@ BEYOND = 7 / 6  # the largest code of E2M1, 6, is nearest up to 7; of E4M3, 448,
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a weight may lose. Fresh weights in block FP8 lose about 2.65 %, in NVFP4 about 9.5 %.
+    """What a weight may lose. Fresh weights in block FP8 lose about 2.65 %, in NVFP4 about 9.5 %, in INT4 12 %.
+
+    Integers may lose more: GPTQ chooses codes by the outputs of data, not by the weights (19.6 % measured, where
+    rounding to the nearest loses 12 %). FP8 that a tool decoded and encoded again loses 4.5 % and moves by up to 1.5 %.
 
     `gain` is how far the projection on the parent's weight may be from 1: rounding is as often up as down, but powers
     of two that are rounded down clip the largest weights of a block.
     """
 
     error: Mapping[str, float] = field(
-        default_factory=lambda: {"fp8": 0.05, "fp4": 0.16, "int": 0.16, "float": 0.005, "same": 1e-4}
+        default_factory=lambda: {"fp8": 0.05, "fp4": 0.16, "int": 0.3, "float": 0.005, "same": 1e-4}
     )
     gain: Mapping[str, float] = field(
         default_factory=lambda: {
-            "fp8": 0.01,
+            "fp8": 0.02,
             "fp4": 0.02,
             "mx": 0.06,
             "int": 0.02,
@@ -63,6 +70,7 @@ class Limits:
         }
     )
     cosine: float = 0.985
+    integers: float = 0.95  # cosine of integer codes
     clipped: float = 0.001  # of codes: the largest one, for a weight that lies beyond it
     zeros: float = 0.25  # FP4 has only eight magnitudes, and rounds a fifth of a normal weight to zero
     native: float = 0.005  # below, the parent's weight was made from FP8 codes
@@ -129,6 +137,7 @@ class Pair:
     child: Matrix
     parent: Matrix
     same: bool = False  # both must decode to the same values: codes were kept, their scales written anew
+    claimed: bool = False  # the manifest says that every block is exact
 
     @property
     def limited(self) -> str:
@@ -152,12 +161,13 @@ def roundtrip(
     """`everything`: also the weights that have the parent's own form, such as packed experts."""
     report = Report("roundtrip")
     child = open_checkpoint(source, report)
-    origin = open_checkpoint(parent, Report("roundtrip"))
+    origin = open_parent(parent, child, report, Report("roundtrip"))
     pairs = list(pairs_of(child, origin, everything))
     for form, count in _left_out(child, origin, pairs).items():
         report.leaves_out(f"values of {count:,} weights", f"{form} are not compared")
     if not pairs:
-        report.leaves_out("values", "no weight of the parent has another form here")
+        why = native_layout(child, origin) or "no weight of the parent has another form here"
+        report.leaves_out("values", why)
         return report
     done = Progress(sum(pair.child.tensor.bytes for pair in pairs), progress)
 
@@ -180,7 +190,7 @@ def roundtrip(
 def pairs_of(child: Checkpoint, parent: Checkpoint, everything: bool) -> Iterator[Pair]:
     """Each weight with another form here than in the parent, by the parent's name (before a renaming)."""
     ours, theirs = quantized(child.tensors), quantized(parent.tensors)
-    renamed = {new: old for old, new in (child.manifest.renamed if child.manifest else {}).items()}
+    renamed = {new: old for old, new in names_here(child, parent).items()}
     declared = declaration(child.quantization)[0] if child.quantization else None
     declared_there = declaration(parent.quantization)[0] if parent.quantization else None
     for linear in ours.values():
@@ -193,16 +203,29 @@ def pairs_of(child: Checkpoint, parent: Checkpoint, everything: bool) -> Iterato
             continue
         other = _parents_matrix(parent, their_linear, name, declared_there)
         matrix = matrix_of(linear, declared, child.manifest)
+        conversion = child.manifest.conversions.get(linear.weight.name) if child.manifest else None
+        if other is not None and _transposed(child, conversion, other):
+            other = Matrix(other.tensor, transposed=True)
         if other is None or other.shape != matrix.shape:
             continue
-        conversion = child.manifest.conversions.get(linear.weight.name) if child.manifest else None
         family = conversion.family if conversion is not None else kind_of(linear.module)
-        same = conversion is not None and conversion.numerics == REBLOCK
-        yield Pair(linear.weight.name, family, matrix, other, same)
+        same = conversion is not None and (conversion.numerics == REBLOCK or _claims_all(conversion))
+        claimed = conversion is not None and _claims_all(conversion)
+        yield Pair(linear.weight.name, family, matrix, other, same, claimed)
     yield from _float_pairs(child, parent, theirs, renamed, declared_there)
 
 
-REBLOCK = "reblock/1"
+def _transposed(child: Checkpoint, conversion: Conversion | None, parent: Matrix) -> bool:
+    """Whether the parent's floats have rows for columns, which a square weight's shape does not show."""
+    manifest = child.manifest
+    said = manifest is not None and conversion is not None and conversion.family in manifest.transposed
+    return said and parent.linear is None and len(parent.tensor.shape) >= 2
+
+
+def _claims_all(conversion: Conversion) -> bool:
+    """Whether the manifest says that every block of a weight made of codes decodes to the parent's numbers."""
+    blocks = conversion.counts.get("blocks", 0)
+    return conversion.numerics == RECAST and conversion.counts.get("exact_blocks") == blocks > 0
 
 
 def _same_form(linear: Linear, other: Linear) -> bool:
@@ -277,7 +300,8 @@ def _left_out(child: Checkpoint, parent: Checkpoint, pairs: list[Pair]) -> dict[
 
 
 def _readable(checkpoint: Checkpoint, linear: Linear) -> bool:
-    tensors = [*linear.scales.values(), *([linear.weight] if linear.weight else [])]
+    weights = [linear.weight] if linear.weight else []
+    tensors = [*linear.scales.values(), *linear.extras.values(), *weights]
     return all(checkpoint.readable(tensor) for tensor in tensors)
 
 
@@ -285,7 +309,7 @@ def loss_of(pair: Pair, source: Source, parent: Source) -> Loss:
     kind = pair.child.linear.kind if pair.child.linear is not None else "float"
     loss = Loss(pair.name, kind)
     limited = pair.limited
-    local = LocalErrors(pair.child.shape, pair.child.block, limited) if limited in ("fp8", "fp4") else None
+    local = LocalErrors(pair.child.shape, pair.child.block, limited) if limited in MOVED else None
     with OpenFiles(source) as ours, OpenFiles(parent) as theirs:
         for first, last in strips(pair.child):
             want = values(pair.parent, theirs, first, last)
@@ -341,11 +365,15 @@ def _faults(pair: Pair, loss: Loss, limits: Limits) -> Iterator[Finding]:
     gain = limits.gain["mx" if loss.kind in ROUNDED_DOWN else limited]
     if not loss.error <= limit:  # NaN is not
         yield Finding("roundtrip-error", file, loss.name, f"at most {limit:.1%}", f"{loss.error:.2%}")
-    if not loss.cosine >= limits.cosine:
-        yield Finding("roundtrip-cosine", file, loss.name, f"at least {limits.cosine}", f"{loss.cosine:.5f}")
+    cosine = limits.integers if limited == "int" else limits.cosine
+    if not loss.cosine >= cosine:
+        yield Finding("roundtrip-cosine", file, loss.name, f"at least {cosine}", f"{loss.cosine:.5f}")
     if abs(loss.gain - 1) > gain and loss.error <= limit:
         got = f"{loss.gain:.4f} times"
         yield Finding("roundtrip-gain", file, loss.name, f"within {gain:.1%} of the parent's size", got)
+    if pair.claimed and loss.difference:
+        got = f"relative error {loss.error:.2g}"
+        yield Finding("claim-false", file, loss.name, "every block exact, as the manifest says", got)
     if loss.odd:
         expected = "each row, column and block within its rounding"
         yield Finding("roundtrip-local", file, loss.name, expected, ", ".join(loss.odd))

@@ -7,7 +7,7 @@ them is read up to a budget, from the front of each.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -155,5 +155,5 @@ def _sampled(tensors: Iterable[Tensor], budget: int | None, seed: int) -> tuple[
         if size > budget:
             break
         budget -= size
-        chosen.append(replace(grid, end=grid.begin + size))
+        chosen.append(grid._replace(end=grid.begin + size))
     return scalars + chosen, False

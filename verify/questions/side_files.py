@@ -163,14 +163,24 @@ def _tokens(checkpoint: Checkpoint, values: dict[str, Any]) -> Iterator[Finding]
     ):
         for key, number in _ids(place):
             if number >= rows:
-                yield Finding(
-                    "token-range", file, key, f"below {rows:,}, the embedding's rows", f"{number:,}"
-                )
+                slug = "token-idle" if _idle(checkpoint, values, key) else "token-range"
+                yield Finding(slug, file, key, f"below {rows:,}, the embedding's rows", f"{number:,}")
     words = _largest_word(values.get("tokenizer.json"))
     if words >= rows:
         yield Finding(
             "token-range", "tokenizer.json", "", f"ids below {rows:,}, the embedding's rows", f"{words:,}"
         )
+
+
+def _idle(checkpoint: Checkpoint, values: dict[str, Any], key: str) -> bool:
+    """Whether no tokenizer here has this token, nor chats: a default that transformers writes, and nothing reads."""
+    word = key.removesuffix("_id")
+    tables = [values.get(file) for file in ("tokenizer_config.json", "special_tokens_map.json")]
+    known = [table for table in tables if isinstance(table, dict)]
+    chats = "chat_template.jinja" in checkpoint.files
+    if chats or any(table.get(each) is not None for table in known for each in (word, "chat_template")):
+        return False
+    return bool(known) or not any(file in checkpoint.files for file in TOKENIZERS)
 
 
 def _is_embedding(name: str) -> bool:

@@ -1,10 +1,11 @@
-"""Index, headers and files against one another, in both directions. Needs no data and no manifest."""
+"""Index, headers and files against one another, in both directions. Needs no manifest, and of data a few rows."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
+from shardmill.verify.questions.copies import same_weights
 from shardmill.verify.reading.checkpoint import SUFFIX, Checkpoint, Index
 from shardmill.verify.reading.what_it_is import folder_is
 from shardmill.verify.rules.findings import Finding
@@ -39,7 +40,9 @@ def _index_faults(checkpoint: Checkpoint, index: Index) -> Iterator[Finding]:
     native = {file for file in checkpoint.copies if file.startswith("consolidated")}  # vLLM may load it
     for file in sorted(checkpoint.headers.keys() | native):
         if file not in named and file not in renamed.values():
-            yield Finding("stray-shard", file, "", f"a file that {index.file} names")
+            copied = file in native and same_weights(checkpoint, file)
+            slug = "copy-beside" if copied else "stray-shard"
+            yield Finding(slug, file, "", f"a file that {index.file} names", "the model's weights" * copied)
     if index.total_size is not None and named <= set(checkpoint.headers):
         total = sum(tensor.bytes for file in named for tensor in checkpoint.headers[file].tensors)
         if total != index.total_size:

@@ -52,6 +52,7 @@ class Checkpoint:
     config: dict[str, Any] = field(default_factory=dict)
     quantization: dict[str, Any] = field(default_factory=dict)  # the config's quantization_config
     manifest: Manifest | None = None
+    elsewhere: set[str] = field(default_factory=set)  # of a parent: what a checkpoint gave that is not here
     copies: frozenset[str] = frozenset()  # files of the same weights in another form, which are not judged
 
     def readable(self, tensor: Tensor) -> bool:

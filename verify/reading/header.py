@@ -10,8 +10,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
 
-from shardmill.verify.reading.header_scan import U64, RawTensor, Scan
+from shardmill.verify.reading.header_scan import METADATA, U64, RawTensor, Scan
 from shardmill.verify.rules.findings import Finding, UnreadableError
 
 LENGTH_BYTES = 8
@@ -28,8 +30,7 @@ DTYPE_BITS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(NamedTuple):
     """One tensor of a file: `begin` and `end` are bytes from the start of the *file*."""
 
     name: str
@@ -92,21 +93,44 @@ def parse_header(file: str, header: bytes, file_bytes: int) -> Header:
     tensors: list[Tensor] = []
     metadata: dict[str, str] = {}
     names: set[str] = set()
-    while (name := scan.key()) is not None:
-        if name in names:
-            findings.append(Finding("header-duplicate", file, name, "one entry", "two"))
-        names.add(name)
-        if name == "__metadata__":
-            metadata = scan.metadata()
-            continue
-        raw = scan.entry(name)
-        tensors.append(Tensor(name, raw.dtype, raw.shape, file, data_begin + raw.begin, data_begin + raw.end))
-        findings += _entry_faults(file, raw)
+
+    def keep(raw: RawTensor) -> None:
+        if raw.name in names:
+            findings.append(Finding("header-duplicate", file, raw.name, "one entry", "two"))
+        names.add(raw.name)
+        begin, end = data_begin + raw.begin, data_begin + raw.end
+        tensors.append(Tensor(raw.name, raw.dtype, raw.shape, file, begin, end))
+        if not _ordinary(raw):
+            findings.extend(_entry_faults(file, raw))
         if len(tensors) > TENSORS_MAX:
             raise scan.fault("header-limit", f"at most {TENSORS_MAX:,} tensors", "more")
+
+    while (name := scan.key()) is not None:
+        if name == METADATA:
+            if name in names:
+                findings.append(Finding("header-duplicate", file, name, "one entry", "two"))
+            names.add(name)
+            metadata = scan.metadata()
+        else:
+            keep(scan.entry(name))
+        for raw in scan.plain_members():
+            keep(raw)
     tensors.sort(key=lambda tensor: (tensor.begin, tensor.end))
     findings += _tiling_faults(file, tensors, data_begin, file_bytes)
     return Header(file, tuple(tensors), metadata, data_begin, tuple(findings))
+
+
+def _ordinary(raw: RawTensor) -> bool:
+    """Whether `_entry_faults` has nothing to say, which holds of nearly all entries."""
+    name, span = raw.name, raw.end - raw.begin
+    return (
+        name.isprintable()
+        and name[:1] not in ("", "/", "\\")
+        and ".." not in name
+        and not raw.extra
+        and 0 < span < U64 >> 3
+        and prod(raw.shape) * DTYPE_BITS.get(raw.dtype, 0) == 8 * span
+    )
 
 
 def _entry_faults(file: str, raw: RawTensor) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from shardmill.verify.reading import bounded_json
 from shardmill.verify.reading.bounded_json import BadJsonError
 from shardmill.verify.rules.findings import Finding, UnreadableError
 
+METADATA = "__metadata__"
 METADATA_MAX = 20_000  # entries of one file
 METADATA_CHARS_MAX = 4_096  # of a value that is kept; nothing here reads more
 ENTRY_CHARS_MAX = 4_096
@@ -28,10 +30,12 @@ _KEY = re.compile(rf"{_SPACE}({_STRING}){_SPACE}:{_SPACE}")
 _NEXT = re.compile(rf"{_SPACE}([,}}])")
 _NULL = re.compile(r"null(?=[ \t\n\r,}])")
 _BODY = re.compile(r"\{[^{}]*+\}")
-_PLAIN = re.compile(  # the spelling of every writer in the field
+_PLAIN_BODY = (  # the spelling of every writer in the field
     rf'\{{"dtype":"([A-Z0-9_]{{1,20}})","shape":\[((?:{_NUMBER}(?:,{_NUMBER})*+)?)\],'
     rf'"data_offsets":\[({_NUMBER}),({_NUMBER})\]\}}'
 )
+_PLAIN = re.compile(_PLAIN_BODY)
+_PLAIN_MEMBER = re.compile(rf',"([^"\\\x00-\x1f\ud800-\udfff]++)":{_PLAIN_BODY}')
 _PAIR = re.compile(rf"{_SPACE}({_STRING}){_SPACE}:{_SPACE}({_STRING}){_SPACE}([,}}])")
 
 
@@ -119,20 +123,30 @@ class Scan:
                 return metadata
         raise self.fault("header-limit", f"at most {METADATA_MAX:,} metadata entries", "more")
 
+    def plain_members(self) -> Iterator[RawTensor]:
+        """The next members as long as they are tensors in the plain spelling, which is `key` and `entry` at once."""
+        while (match := _PLAIN_MEMBER.match(self.text, self.at)) is not None:
+            name, *fields = match.groups()
+            if name == METADATA:
+                return
+            yield self._moved(_plain(name, *fields), match.end())
+
     def entry(self, name: str) -> RawTensor:
         match = _PLAIN.match(self.text, self.at)
         if match is not None:
-            dtype, dims, begin, end = match.groups()
-            shape = tuple(map(int, dims.split(","))) if dims else ()
-            raw = RawTensor(name, dtype, shape, int(begin), int(end), "")
+            raw = _plain(name, *match.groups())
         else:
             match = _BODY.match(self.text, self.at)
             if match is None or match.end() - self.at > ENTRY_CHARS_MAX:
                 raise self.fault("header-entry", "an object of dtype, shape and data_offsets", tensor=name)
             raw = self._odd_entry(name, match[0])
+        return self._moved(raw, match.end())
+
+    def _moved(self, raw: RawTensor, end: int) -> RawTensor:
+        """An entry within bounds, the place behind it."""
         if max(raw.begin, raw.end, *raw.shape) >= U64 or len(raw.shape) > DIMS_MAX:
-            raise self.fault("header-entry", f"at most {DIMS_MAX} sizes, each below 2^64", tensor=name)
-        self.at = match.end()
+            raise self.fault("header-entry", f"at most {DIMS_MAX} sizes, each below 2^64", tensor=raw.name)
+        self.at = end
         return raw
 
     def _odd_entry(self, name: str, body: str) -> RawTensor:
@@ -156,6 +170,10 @@ class Scan:
         here = self.text[self.at : self.at + 60]
         got = got or (f"{here!r} at character {self.at:,}" if here else "the end of the header")
         return UnreadableError(Finding(slug, self.file, tensor, expected, got))
+
+
+def _plain(name: str, dtype: str, dims: str, begin: str, end: str) -> RawTensor:
+    return RawTensor(name, dtype, tuple(map(int, dims.split(","))) if dims else (), int(begin), int(end), "")
 
 
 def _fields(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
@@ -64,6 +65,15 @@ class FamilyRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceRecord:
+    """Another checkpoint than the parent, and what it gave: the parent's name of a tensor -> its own name there."""
+
+    repository: str | None
+    revision: str | None
+    tensors: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     plan_key: str
     parent: dict[str, str | None]
@@ -80,6 +90,8 @@ class Manifest:
     repairs: tuple[dict[str, Any], ...]
     algorithms: dict[str, str]
     self_digest: str
+    sources: dict[str, SourceRecord]
+    transposed: frozenset[str] = frozenset()  # families whose weights the parent stores with axes exchanged
 
     @property
     def hashes_files(self) -> bool:
@@ -137,7 +149,20 @@ def _manifest(value: dict[str, Any]) -> Manifest:
         repairs=tuple(value["repairs"]),
         algorithms=value["algorithms"],
         self_digest=value["self"],
+        transposed=frozenset(_transposed(value["recipe"]["layers"])) if new else frozenset(),
+        sources={name: SourceRecord(**row) for name, row in value.get("sources", {}).items()},
     )
+
+
+def _transposed(layers: list[dict[str, str]]) -> Iterator[str]:
+    for layer in layers:
+        try:
+            families = tomllib.loads(layer["toml"]).get("family", [])
+        except (tomllib.TOMLDecodeError, RecursionError):
+            continue
+        for family in families if isinstance(families, list) else []:
+            if isinstance(family, dict) and family.get("transposed") is True:
+                yield str(family.get("name", ""))
 
 
 _NUMERICS = {FORMAT_1: "recipe", FORMAT_2: "numerics"}  # the key of a conversion that names its numerics
@@ -170,7 +195,9 @@ def _wrong_form(value: Any) -> Iterator[tuple[str, str]]:
             yield f"{key!r} of the form {written}", repr(value[key])[:120]
     if "values" in value and not _map(value["values"], _odd_values):
         yield "'values': NaN, Inf and zeros by tensor", repr(value["values"])[:120]
-    unknown = sorted(set(value) - set(form) - {"format", "values"})
+    if "sources" in value and not _map(value["sources"], _source):
+        yield "'sources': repository, revision and tensors by name", repr(value["sources"])[:120]
+    unknown = sorted(set(value) - set(form) - {"format", "values", "sources"})
     if unknown:
         yield f"only keys of {written}", ", ".join(unknown[:5])
 
@@ -210,6 +237,13 @@ def _map(item: Any, fits: Any) -> bool:
 
 def _parent(item: Any) -> bool:
     return _map(item, lambda part: part is None or _text(part)) and set(item) == {"repository", "revision"}
+
+
+def _source(item: Any) -> bool:
+    if not isinstance(item, dict) or set(item) != {"repository", "revision", "tensors"}:
+        return False
+    named = all(item[key] is None or _text(item[key]) for key in ("repository", "revision"))
+    return named and _map(item["tensors"], _text)
 
 
 def _file(item: Any) -> bool:

@@ -35,8 +35,10 @@ class Remote:
 
     remote = True
 
-    def __init__(self, where: str, address: Address, sizes: dict[str, int], digests: dict[str, str]) -> None:
-        self.where, self.address, self.digests = where, address, digests
+    def __init__(
+        self, where: str, address: Address, sizes: dict[str, int], digests: dict[str, str], listed: bool
+    ) -> None:
+        self.where, self.address, self.digests, self.listed = where, address, digests, listed
         self._sizes = dict(sorted(sizes.items()))
         self._findings: list[Finding] = []
 
@@ -75,7 +77,7 @@ def web_folder(url: str) -> Remote:
                     sizes[name] = size
     except UnreadableError as error:
         raise PlaceError(f"{url}: {error.finding.file}: {error.finding.got}.") from None
-    return Remote(url, address, sizes, {})
+    return Remote(url, address, sizes, {}, listed=False)
 
 
 def _named(address: Address, sizes: dict[str, int], listing: str) -> list[str]:
@@ -124,7 +126,7 @@ def hub_repository(place: str, endpoint: str | None = None) -> Remote:
     digests = {file.rfilename: file.lfs.sha256 for file in siblings if file.lfs is not None}
     headers = {key: str(value) for key, value in build_hf_headers().items()}
     base = f"{api.endpoint}/{name}/resolve/{commit}"
-    remote = Remote(f"hf://{name}@{commit}", Address(base, headers), files, digests)
+    remote = Remote(f"hf://{name}@{commit}", Address(base, headers), files, digests, listed=True)
     if revision != commit:
         said = revision or "no revision given"
         remote.note(Finding("revision-resolved", "", "", "a commit", f"{said}: {commit} now"))

@@ -43,6 +43,7 @@ class Source(Protocol):
 
     where: str  # for people
     remote: bool  # reading everything costs transfer
+    listed: bool  # `files` are all that there are; a web address is asked for known names alone
 
     @property
     def digests(self) -> Mapping[str, str]:
@@ -109,7 +110,7 @@ class FileReader:
 class Folder:
     """A local folder, or one file of it (`only`)."""
 
-    remote = False
+    remote, listed = False, True
     transferred = 0
 
     def __init__(self, path: Path) -> None:

@@ -10,6 +10,7 @@ from itertools import groupby
 from shardmill.verify.questions.lint import lint
 from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
 from shardmill.verify.reading.manifest import MANIFEST, Manifest
+from shardmill.verify.reading.parents import open_parent
 from shardmill.verify.reading.source import Source
 from shardmill.verify.report.facts import (
     FORMAT,
@@ -43,7 +44,7 @@ def gather(source: Source, parent: Source | None, progress: Progress = lambda do
     checkpoint = open_checkpoint(source, opened)
     manifest = _manifest(checkpoint, opened)
     judged = lint(source, progress=progress)
-    origin = open_checkpoint(parent, Report("report")) if parent else None
+    origin = open_parent(parent, checkpoint, Report("report"), Report("report")) if parent else None
     measures = measure(checkpoint, origin, progress) if origin else {}
     told = families_recorded(manifest)
     weights = tuple(_weight(name, checkpoint, manifest, measures) for name in sorted(manifest.conversions))

@@ -104,6 +104,8 @@ MEANING = (
      "Correct num_hidden_layers: the layer is not loaded, or the load fails."),
     ("SM234", "names-alike", W, "Two names differ in case or Unicode form alone, or one mixes alphabets.",
      "Rename the tensor: people and file systems take the two for one."),
+    ("SM235", "mtp-dropped", N, "The config promises an MTP layer; transformers, which wrote the config, has none.",
+     "Nothing, if nobody drafts with it; else copy the layer from the original, or set num_nextn_predict_layers to 0."),
     ("SM301", "loader-refuses", E, "A loader refuses the tensors of a module.",
      "Give the module what its loader takes, correct its entry, or serve with the runtime patch."),
     ("SM302", "loads-dequantized", N, "vLLM 0.33.0 turns the module's FP8 back into BF16 at load.",
@@ -114,4 +116,6 @@ MEANING = (
      "List the module as excluded under the name that the loader has in memory, or give it the scale."),
     ("SM305", "transformers-refuses", N, "transformers refuses the checkpoint with an error; vLLM was asked too.",
      "Nothing, if vLLM serves it."),
+    ("SM306", "one-loader", N, "One loader can't take the checkpoint; another can, or the files are not the reason.",
+     "Nothing, if another loader serves it; `shardmill verify loads` tells of each loader."),
 )  # fmt: skip

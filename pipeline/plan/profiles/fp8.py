@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from shardmill.pipeline.actions import Conversion, Convert
 from shardmill.pipeline.plan.profiles.child import (
     Child,
     blocks,
@@ -72,11 +73,15 @@ def declare(child: Child) -> tuple[dict[str, Any], int]:
     return {**config, "quantization_config": stated}, len(kept)
 
 
+def _has_powers_of_two(action: Conversion) -> bool:
+    return action.numerics == _UE8M0 or (isinstance(action, Convert) and action.scale_dtype == "F8_E8M0")
+
+
 def _all_powers_of_two(child: Child) -> bool:
     passed_on = set(blocks(child)) - set(child.conversions)
     before = child.stated.get("scale_fmt") == "ue8m0"
-    made = [action for action in child.conversions.values() if action.encodes]
+    made = [action for action in child.conversions.values() if action.encodes or isinstance(action, Convert)]
     carried = bool(passed_on) or len(made) < len(blocks(child)) - len(
         passed_on
     )  # reblocked scales are the parent's
-    return all(action.numerics == _UE8M0 for action in made) and (before or not carried)
+    return all(_has_powers_of_two(action) for action in made) and (before or not carried)

@@ -6,8 +6,9 @@ square) is the published child's name for an entry that its patched runtime disp
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import translate
 from typing import Any
 
@@ -26,6 +27,11 @@ from shardmill.pipeline.plan.profiles.child import (
 )
 from shardmill.pipeline.recipe.tables import Recipe
 from shardmill.pipeline.types import TensorRef
+
+# What ModelOpt's own files say: its exporter the first; its converters the second, on which SGLang gates a mix.
+METHODS = ("modelopt", "modelopt_mixed")
+HF_QUANT_FILE = "hf_quant_config.json"
+_PRODUCER = {"name": "modelopt", "version": "0.47.0"}  # whose layout the file has; loaders look for the name
 
 # Prefixes under which runtimes know the same module (vLLM 0.33.0, `hf_to_vllm_mapper` of glm4_1v).
 _PREFIXES = (
@@ -50,7 +56,7 @@ def problems(child: Child) -> list[str]:
 
 def _is_ours(child: Child) -> bool:
     """Whether the parent is plain, or quantized as ModelOpt declares it."""
-    return child.stated.get("quant_method") in (None, "modelopt")
+    return child.stated.get("quant_method") in (None, *METHODS)
 
 
 def _foreign(child: Child) -> Iterator[str]:
@@ -71,12 +77,37 @@ def declare(child: Child) -> tuple[dict[str, Any], int]:
 
 
 def declare_stock(child: Child) -> tuple[dict[str, Any], int]:
-    """The same in the words of unpatched runtimes: FP8_PB_WO, and no exclusion but of what has no entry."""
+    """The same in the words of unpatched runtimes: FP8_PB_WO, and no exclusion but of what has no entry.
+
+    SGLang takes "modelopt_mixed" as it is, and reads the file beside config.json where a config does not say that.
+    """
     config, count = _declared(child, "modelopt", "FP8_PB_WO")
     stated = config.get("quantization_config")
-    if isinstance(stated, dict) and count:
-        config = {**config, "quantization_config": {**stated, "ignore": unquantized(child)}}
+    if isinstance(stated, dict) and count and child.conversions:
+        ours = {"quant_method": "modelopt_mixed", "ignore": unquantized(child)}
+        config = {**config, "quantization_config": {**stated, **ours}}
     return config, count
+
+
+def beside_stock(config: Mapping[str, Any]) -> dict[str, bytes]:
+    """hf_quant_config.json, which TensorRT-LLM reads: the same declaration as ModelOpt's exporter writes it."""
+    stated = config.get("quantization_config")
+    if not isinstance(stated, dict) or stated.get("quant_method") not in METHODS:
+        return {}
+    layers = stated.get("quantized_layers") or {}
+    groups = {entry.get("group_size") for entry in layers.values() if "NVFP4" in entry["quant_algo"]}
+    said = {
+        "quant_algo": stated["quant_algo"],
+        "kv_cache_quant_algo": _KV_ALGOS.get(str((stated.get("kv_cache_scheme") or {}).get("num_bits"))),
+        **({"group_size": max(groups)} if groups else {}),
+        "quantized_layers": layers,
+        "exclude_modules": stated["ignore"],
+    }
+    text = json.dumps({"producer": _PRODUCER, "quantization": said}, indent=2, ensure_ascii=False)
+    return {HF_QUANT_FILE: text.encode() + b"\n"}
+
+
+_KV_ALGOS = {"8": "FP8", "4": "NVFP4"}
 
 
 def stock_problems(child: Child) -> list[str]:
@@ -100,8 +131,8 @@ def _declared(child: Child, profile: str, algo: str) -> tuple[dict[str, Any], in
     recipe, stated = child.recipe, child.stated
     if not _is_ours(child) and not child.conversions:
         return dict(child.config), 0
-    if stated.get("quant_method") != "modelopt":
-        stated = {"quant_method": "modelopt", "ignore": []}
+    if stated.get("quant_method") not in METHODS:
+        stated = {"quant_method": "modelopt", "ignore": unquantized(child)}
     said = stated.get("quantized_layers")
     layers = dict(said) if isinstance(said, dict) else {}
     layers.update(_nvfp4_entries(child))

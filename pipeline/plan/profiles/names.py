@@ -22,6 +22,14 @@ _MOVED = (
     ("language_model.model.", "model.language_model."),
     ("language_model.lm_head", "lm_head"),
     ("thinker.", "model.thinker."),
+    ("embed_out", "lm_head"),
+)
+# (part in the files, part in memory), anywhere in a name: transformers 5 calls banks of experts alike.
+_RENAMED = (
+    (".block_sparse_moe.gate", ".mlp.router"),
+    (".block_sparse_moe.", ".mlp."),
+    (".mlp.dense_h_to_4h", ".mlp.fc1"),
+    (".mlp.dense_4h_to_h", ".mlp.fc2"),
 )
 
 # model_type -> what its output projection is called, where not lm_head.
@@ -39,6 +47,9 @@ def in_memory(module: str) -> Iterator[str]:
     for published, memory in _MOVED:
         if module.startswith(published):
             yield memory + module.removeprefix(published)
+    for published, memory in _RENAMED:
+        if published in module:
+            yield module.replace(published, memory)
 
 
 def heads(modules: Iterable[str], config: Mapping[str, Any]) -> list[str]:

@@ -20,7 +20,7 @@ DECLARED = "quantization_config"
 _NAMES = (DECLARED, "compression_config")
 _KV = "kv_cache_scheme"
 _KV_SCALES = ("k_scale", "v_scale", "kv_scale")
-_WITH_KV = ("compressed-tensors", "modelopt")  # methods that have the word
+_WITH_KV = ("compressed-tensors", "modelopt", "modelopt_mixed")  # methods that have the word
 _TORCH = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 _DEPTH_MAX = 8
 

@@ -8,9 +8,11 @@ the cache is rotated over four times its size.
 import argparse
 import json
 import math
+import multiprocessing
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import triton
@@ -178,10 +180,62 @@ def gemm_row(
     yield Row(f"{name}, error", error, "relative", 2e-3, 1.7e-3, math.nan, True)
 
 
+# The linear-attention projection at 2 ranks and at 1, and two of DeepSeek-V4's (transformers' class defaults).
+E8M0_SHAPES = ((12576, 4096), (24896, 4096), (32768, 1024), (4096, 8192))
+
+
+def e8m0_rows(C: float) -> Iterator[Row]:
+    """[32,32] with E8M0 scales: the best parameters of a search, the share of the weights' bytes at C, equal bits."""
+    block = (32, 32)
+    with multiprocessing.get_context("spawn").Pool(12) as pool:
+        for N, K in E8M0_SHAPES:
+            weights = powers_of_two(tune.random_weights(N, K, block, DEVICE))
+            for tokens, must, stretch in ((1, 0.85, 0.92), (2, 0.66, 0.80), (4, 0.50, 0.75), (8, 0.50, 0.75)):
+                if tokens > 1 and E8M0_SHAPES[0] != (N, K):
+                    continue
+                yield from e8m0_row(C, pool, tokens, block, weights, must, stretch)
+
+
+def powers_of_two(weights: list) -> list:
+    """The same weights under scales of 2**-17 to 2**-5."""
+    drawn = [torch.randint(110, 122, s.shape, device=DEVICE, dtype=torch.uint8) for _, s in weights]
+    return [(w, torch.exp2(byte.float() - 127)) for (w, _), byte in zip(weights, drawn, strict=True)]
+
+
+def e8m0_row(
+    C: float, pool: Any, tokens: int, block: tuple[int, int], weights: list, must: float, stretch: float
+) -> Iterator[Row]:
+    N, K = weights[0][0].shape
+    hows = tune._compiled(pool, tune.decode_candidates(tokens, block), tokens, K, block, lambda *_: None)
+    plain = tune.problem(tokens, block, weights)
+    times = {how: tune.seconds(plain, how) for how in hows if tune.error_of(plain, how) <= tune.ERROR_MAX}
+    late = [how for how in times if not how.early]
+    kept = [*sorted(times, key=times.__getitem__)[:3], min(late, key=times.__getitem__)]
+    as_bytes = [(w, (torch.log2(s) + 127).to(torch.uint8)) for w, s in weights]
+    bytewise = replace(plain, weights=as_bytes)
+    equal = True
+    for how in kept:
+        tune._call(plain, *weights[0], how)
+        wanted = plain.out.clone()
+        plain.out.fill_(float("nan"))
+        tune._call(bytewise, *as_bytes[0], how)
+        equal = equal and torch.equal(wanted.view(torch.int16), plain.out.view(torch.int16))
+    found = {how: tune.seconds(bytewise, how) for how in kept}
+    name = f"GEMM [32,32] N={N} K={K} M={tokens}"
+    for label, rows in (("E8M0 scales", found), ("f32 scales", times)):
+        for early in (False, True):
+            best = min((how for how in rows if how.early == early), key=rows.__getitem__, default=None)
+            if best is not None:
+                item = f"{name}, {label}, {best.to_json()}"
+                got = N * K / C / rows[best]
+                yield Row(item, got, "of N*K/C", must if early else 0, stretch * early, rows[best] * 1e6)
+    yield Row(f"{name}, E8M0 against f32 scales: equal bits", float(equal), "(1: equal)", 1, 1, math.nan)
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    parser.add_argument("--only", metavar="WORD,...", help="only these parts: write, restage, gemm")
+    parser.add_argument("--only", metavar="WORD,...", help="only these parts: write, restage, gemm, e8m0")
     options = parser.parse_args(arguments)
     card = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}"
     C = timing.copy_bandwidth(DEVICE)
@@ -189,7 +243,7 @@ def main(arguments: list[str]) -> int:
     print("| item | reached | must | stretch | us | |\n|---|---|---|---|---|---|")
     rows = []
     words = options.only.split(",") if options.only else [""]
-    for part in (write_rows, restage_rows, gemm_rows):
+    for part in (write_rows, restage_rows, gemm_rows, e8m0_rows):
         if not any(word in part.__name__ for word in words):
             continue
         for row in part(C):

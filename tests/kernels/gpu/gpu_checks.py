@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import triton
 
-from shardmill.kernels import block_gemm, kv_row, testing, triton_kv, tune
+from shardmill.kernels import block_gemm, kv_row, testing, torch_topk, triton_kv, triton_topk, tune
 from shardmill.kernels.block_gemm import Decode, Gemv, Stock
 from shardmill.kernels.formats import bf16_to_f32
 from shardmill.kernels.kv_row import RUNGS, RowLayout
@@ -252,6 +252,68 @@ def _check_gemm(M: int, N: int, K: int, side: int) -> list[str]:
     return failures
 
 
+def check_e8m0() -> list[str]:
+    """E8M0 scales of either side give the bits of the f32 of the same powers of two, in every GEMM kernel."""
+    failures = []
+    for M, N, K in ((1, 100, 4096), (3, 416, 1536), (8, 96, 1024), (17, 130, 512)):
+        x, _ = block_gemm.quantize(torch.randn((M, K), device=DEVICE, dtype=torch.bfloat16), 32)
+        w = torch.randn((N, K), device=DEVICE).to(torch.float8_e4m3fn)
+        of_x = torch.randint(100, 140, (M, K // 32), device=DEVICE, dtype=torch.uint8)
+        of_w = torch.randint(0, 255, (-(-N // 32), K // 32), device=DEVICE, dtype=torch.uint8)
+        wide = [torch.exp2(scale.double() - 127).float() for scale in (of_x, of_w)]
+        hows: list[tune.How] = [Stock.default((32, 32)), Stock(16, 32, 32, 1, 4, 4)]
+        hows += [Gemv(4, 1024, 2), Gemv(2, 2048, 4, early=True)] if M <= 4 else []
+        hows += [Decode(1, 4, 4), Decode(2, 4, 2, early=True)] if M <= 8 else []
+        for how in hows:
+            plain = block_gemm.gemm(x, wide[0], w, wide[1], (32, 32), how=how)
+            for x_scale, w_scale in (
+                (wide[0], of_w),
+                (of_x, wide[1]),
+                (of_x, of_w.view(torch.float8_e8m0fnu)),
+            ):
+                out = block_gemm.gemm(x, x_scale, w, w_scale, (32, 32), how=how)
+                if not torch.equal(out.view(torch.int16), plain.view(torch.int16)):
+                    failures.append(f"E8M0 GEMM M={M} N={N} K={K} {how}: other bits than with f32 scales")
+    return failures
+
+
+def check_early() -> list[str]:
+    """A GEMM that asks for its weights before the kernel in front of it is done gives the bits of one that waits."""
+    x = torch.randn((1, 4096), device=DEVICE, dtype=torch.bfloat16)
+    w = [torch.randn((4096, 4096), device=DEVICE).to(torch.float8_e4m3fn) for _ in range(4)]
+    scale = torch.rand((128, 128), device=DEVICE) * 0.027  # products neither grow nor die out
+    results = []
+    for early in (False, True):
+        y, how = x, Gemv(4, 1024, 2, early)
+        for _ in range(25):
+            for weight in w:  # each reads what the one in front of it has written
+                codes, scales = block_gemm.quantize(y, 32)
+                y = block_gemm.gemm(codes, scales, weight, scale, (32, 32), how=how)
+        results.append(y.view(torch.int16))
+    alive = bool(y.isfinite().all()) and bool(y.any())
+    return [] if torch.equal(*results) and alive else ["early launch: other bits after 100 products in a row"]
+
+
+def check_topk() -> list[str]:
+    """Of equal scores the lower index, rising: any choice of the k best becomes the reference's."""
+    failures = []
+    for rows, columns, k in ((64, 8640, 512), (16, 2048, 512), (16, 700, 512), (8, 300, 512)):
+        scores = torch.randint(-40, 40, (rows, columns), device=DEVICE).float()
+        lengths = torch.randint(1, columns + 1, (rows,), device=DEVICE, dtype=torch.int32)
+        noisy = scores.double() + torch.rand_like(scores, dtype=torch.float64) * 0.5  # equals in any order
+        outside = torch.arange(columns, device=DEVICE) >= lengths[:, None]
+        best = noisy.masked_fill(outside, float("-inf")).topk(min(k, columns), 1)
+        chosen = torch.where(best.values.isinf(), -1, best.indices).int()
+        chosen = torch.nn.functional.pad(chosen, (0, k - chosen.shape[1]), value=-1).contiguous()
+        got = triton_topk.lowest_of_equals(scores, lengths, chosen).cpu().numpy()
+        wanted = torch_topk.reference(scores.cpu().numpy(), lengths.cpu().numpy().astype(np.int64), k)
+        for row in range(rows):
+            rising = np.sort(wanted[row][wanted[row] >= 0])
+            if not np.array_equal(got[row], np.pad(rising, (0, k - len(rising)), constant_values=-1)):
+                failures.append(f"top-k of {columns} columns, row {row}: not the lowest of equals, rising")
+    return failures
+
+
 def check_bits() -> list[str]:
     """Tuned parameters that keep the tensor-core instruction keep every bit of the stock-style kernel."""
     N, K, block = 192, 4096, (32, 32)
@@ -283,6 +345,9 @@ CHECKS = (
     check_graph,
     check_quantize,
     check_gemm,
+    check_e8m0,
+    check_early,
+    check_topk,
     check_bits,
 )
 

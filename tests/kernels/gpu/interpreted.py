@@ -6,7 +6,8 @@ A process of its own, since the interpreter must be chosen before triton is impo
 import numpy as np
 import torch
 
-from shardmill.kernels import block_gemm, fp6, kv_row, testing, triton_kv
+from shardmill.kernels import block_gemm, fp6, kv_row, testing, torch_topk, triton_kv, triton_topk
+from shardmill.kernels.block_gemm import Gemv
 from shardmill.kernels.formats import E2M3_VALUES, E4M3_VALUES, bf16_to_f32
 from shardmill.kernels.kv_row import RUNGS, RowLayout
 
@@ -95,6 +96,46 @@ def check_quantize() -> None:
     same(fp6.e4m3_nearest(y).reshape(2, -1), codes.view(torch.uint8).numpy())
 
 
+def check_e8m0() -> None:
+    """E8M0 scales, the least, the largest and NaN among them, become the f32 of the same value; equal bits."""
+    x, x_scale = block_gemm.quantize(
+        torch.from_numpy(bf16_to_f32(testing.random_rows(3, 2))[:, :96]).clamp(-9, 9), 32
+    )
+    w = torch.from_numpy(np.random.default_rng(2).integers(0, 0x70, (34, 96), np.uint8)).view(
+        torch.float8_e4m3fn
+    )
+    byte = torch.tensor([[0, 1, 127], [130, 200, 120]], dtype=torch.uint8)
+    wide = torch.from_numpy(np.ldexp(np.float32(1), byte.numpy().astype(np.int32) - 127))
+    how = Gemv(2, 64, 2)
+    plain = block_gemm.gemm(x, x_scale, w, wide, (32, 32), how=how, out=torch.empty(2, 34))
+    for scale in (byte, byte.view(torch.float8_e8m0fnu)):
+        out = block_gemm.gemm(x, x_scale, w, scale, (32, 32), how=how, out=torch.empty(2, 34))
+        assert torch.equal(out.view(torch.int32), plain.view(torch.int32)), "E8M0 scales give other bits"
+    byte[0, 2] = 255
+    out = block_gemm.gemm(x, x_scale, w, byte, (32, 32), how=how, out=torch.empty(2, 34))
+    assert bool(out[:, :32].isnan().all()), "byte 255 is NaN"
+    assert not bool(out[:, 32:].isnan().any()), "byte 255 of another block is NaN here"
+
+
+def check_topk() -> None:
+    """Any choice of the k best becomes that of the lowest of equals, in rising order."""
+    draw = np.random.default_rng(3)
+    for columns, k in ((40, 8), (1500, 64), (30, 64)):
+        scores = draw.integers(-3, 4, (3, columns)).astype(np.float32)
+        scores[0, :5] = -np.inf
+        lengths = np.array([columns, columns // 2, min(k, columns)])
+        chosen, wanted = np.full((3, k), -1, np.int32), np.full((3, k), -1, np.int32)
+        for row, length in enumerate(lengths):
+            best = np.lexsort((draw.random(length), -scores[row, :length]))[:k]
+            chosen[row, : len(best)] = draw.permutation(best)
+            lowest = torch_topk.reference(scores[row : row + 1], lengths[row : row + 1], k)[0]
+            wanted[row, : len(best)] = np.sort(lowest[lowest >= 0])
+        got = triton_topk.lowest_of_equals(
+            torch.from_numpy(scores), torch.from_numpy(lengths.astype(np.int32)), torch.from_numpy(chosen)
+        )
+        assert np.array_equal(got.numpy(), wanted), f"top-k of {columns} columns"
+
+
 def same(expected: np.ndarray, got: np.ndarray, layout: RowLayout | None = None) -> None:
     difference = testing.first_difference(expected, got, layout)
     assert difference is None, difference
@@ -109,6 +150,8 @@ def main() -> None:
     check_every_code()
     check_spread(bits)
     check_quantize()
+    check_e8m0()
+    check_topk()
     print("exact")
 
 

@@ -8,7 +8,7 @@ triton = pytest.importorskip("triton", reason="triton is not installed; it comes
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from shardmill.kernels import triton_gemm, triton_kv, triton_restage, triton_write  # noqa: E402
+from shardmill.kernels import triton_gemm, triton_kv, triton_restage, triton_topk, triton_write  # noqa: E402
 from shardmill.kernels.kv_row import RowLayout  # noqa: E402
 
 LAYOUT = RowLayout.parse("8666")
@@ -50,11 +50,26 @@ KERNELS = {
         {**GEMM, "M": 1, "ROWS": 2, "STEP": 256},
         2,
     ),
+    "lowest": (
+        triton_topk.lowest_kernel,
+        {"scores": "*fp32", "lengths": "*i32", "edge": "*fp32", "places": "*i32", "out": "*i32"},
+        ("row_stride", "k"),
+        {"BLOCK": 1024},
+        4,
+    ),
 }
+for _name in ("decode", "gemv"):
+    _kernel, _pointers, _numbers, _constants, _warps = KERNELS[_name]
+    _bytes = {**_pointers, "x_scale": "*u8", "w_scale": "*u8"}
+    KERNELS[f"{_name}, E8M0"] = (_kernel, _bytes, _numbers, _constants, _warps)
+    KERNELS[f"{_name}, early"] = (_kernel, _pointers, _numbers, {**_constants, "EARLY": True}, _warps)
 
 
-@pytest.mark.parametrize("capability", [89, 90, 120])
-@pytest.mark.parametrize("name", KERNELS)
+# Programmatic dependent launch begins with compute capability 9.0.
+PAIRS = [(name, card) for name in KERNELS for card in (89, 90, 120) if card >= 90 or "early" not in name]
+
+
+@pytest.mark.parametrize(("name", "capability"), PAIRS)
 def test_a_kernel_compiles_to_machine_code_for_the_card(name, capability, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     kernel, pointers, numbers, constants, warps = KERNELS[name]

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from shardmill.kernels.formats import bf16_to_f32
+from shardmill.kernels.formats import bf16_to_f32, f32_to_bf16
 from shardmill.kernels.group_codes import GroupCodes
 from shardmill.pipeline.errors import BuildError, PlanError, RecipeError
 from shardmill.pipeline.formats import formats
 from shardmill.pipeline.formats.base import Params, Setting
+from shardmill.pipeline.formats.module import part_name
 from tests.kernels.conftest import bell, words
 from tests.pipeline.formats.matrices import targets
 from tests.pipeline.parents import build, write_shard
@@ -24,7 +25,7 @@ RECIPE = """\
 format = 1
 name = "converted"
 [output]
-profile = "{profile}"
+profile = "{profile}"{loaders}
 [[family]]
 name = "linears"
 match = {globs}
@@ -55,7 +56,10 @@ def parent_of(folder: Path, tensors: dict[str, Any], config: dict[str, Any] | No
 def recipe(folder: Path, to: str, profile: str = "compressed-tensors", globs: Any = "**.*_proj.weight", expect: int = 1,
            keys: str = "", more: str = "") -> Path:  # fmt: skip
     path = folder / f"{to}.toml"
-    text = RECIPE.format(profile=profile, globs=json.dumps(globs), to=to, expect=expect, keys=keys, more=more)
+    loaders = "" if profile.startswith("modelopt") else '\nloaders = ["vllm"]'  # which reads every format
+    text = RECIPE.format(
+        profile=profile, loaders=loaders, globs=json.dumps(globs), to=to, expect=expect, keys=keys, more=more
+    )
     path.write_text(text)
     return path
 
@@ -109,7 +113,9 @@ def test_a_build_writes_what_the_format_encodes(tmp_path: Path, name: str, profi
     for role, array in form.encode(source, made).items():
         assert child[MODULE + made.spelling.ends[role]].tobytes() == array.tobytes(), role
     config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
-    assert config["quant_method"] == {"modelopt-mixed": "modelopt"}.get(profile, profile)
+    assert config["quant_method"] == {"modelopt-mixed": "modelopt", "modelopt": "modelopt_mixed"}.get(
+        profile, profile
+    )
     with safe_open(tmp_path / "out" / "model.safetensors", "numpy") as opened:
         assert f"{MODULE}{made.spelling.ends['codes']}" in opened.keys()  # noqa: SIM118
 
@@ -172,8 +178,8 @@ def test_what_loses_something_is_counted_and_refused(tmp_path: Path) -> None:
     parent = parent_of(tmp_path / "parent", stored_mxfp4(parts))
     build(parent, tmp_path / "out", recipe(tmp_path, "nvfp4", globs=GLOBS, keys=SOURCE))
     counted = conversion(tmp_path / "out")
-    assert (counted["blocks"], counted["exact_blocks"]) == (2048, 2048 - 2 * 52)
-    with pytest.raises(BuildError, match=r"104 of 2048 blocks lose something as nvfp4"):
+    assert (counted["blocks"], counted["exact_blocks"]) == (1024, 1024 - 52)
+    with pytest.raises(BuildError, match=r"52 of 1024 blocks lose something as nvfp4"):
         build(
             parent, tmp_path / "no", recipe(tmp_path, "nvfp4", globs=GLOBS, keys=SOURCE + "lossless = true\n")
         )
@@ -211,35 +217,61 @@ def test_a_fused_group_has_one_number(tmp_path: Path, to: str) -> None:
     assert set(sources) == {f"{name}.weight" for name in weights}
 
 
+STACKED = [(name, profile) for name, profile in targets() if not formats()[name].surveys]
+
+
 @pytest.mark.parametrize("transposed", [False, True])
-def test_a_stack_is_its_experts(tmp_path: Path, transposed: bool) -> None:
-    """Experts in one tensor, [E, out, in] or [E, in, out], have the codes that each would have alone."""
+@pytest.mark.parametrize(("to", "profile"), STACKED)
+def test_a_stack_is_its_experts(tmp_path: Path, to: str, profile: str, transposed: bool) -> None:
+    """In every format experts in one tensor, [E, out, in] or [E, in, out], have the parts that each has alone."""
     experts = bell(81, 3, 128, 256)
     stored = np.ascontiguousarray(experts.transpose(0, 2, 1)) if transposed else experts
-    parent = parent_of(tmp_path / "parent", {"model.layers.0.mlp.experts.down_proj": ("BF16", stored)})
+    home = "model.layers.0.mlp.experts.down_proj"
+    parent = parent_of(tmp_path / "parent", {home: ("BF16", stored)})
     keys = "transposed = true\n" if transposed else ""
-    build(parent, tmp_path / "out", recipe(tmp_path, "mxfp8", globs="**.experts.down_proj", keys=keys))
-    child = arrays_of(tmp_path / "out")
-    alone = [formats()["mxfp8"].encode(each, setting("mxfp8", "compressed-tensors")) for each in experts]
-    for role, end in (("codes", ""), ("scales", "_scale")):
-        assert child["model.layers.0.mlp.experts.down_proj" + end].tobytes() == b"".join(
-            each[role].tobytes() for each in alone
-        )
+    build(parent, tmp_path / "out", recipe(tmp_path, to, profile, globs="**.experts.down_proj", keys=keys))
+    child, form, made = arrays_of(tmp_path / "out"), formats()[to], setting(to, profile)
+    assert form.encode is not None
+    alone = [form.encode(each, made) for each in experts]
+    for role, end in made.spelling.ends.items():
+        if role in alone[0]:
+            whole = child[part_name(home, end, plain=True)]
+            assert len(whole) == 3
+            assert whole.tobytes() == b"".join(each[role].tobytes() for each in alone)
+    if to != "bf16":
+        _come_back(tmp_path, to, profile, home)
 
 
-@pytest.mark.parametrize("to", ["mxfp8", "nvfp4"])
-def test_a_stack_unstacks_into_one_tensor_an_expert(tmp_path: Path, to: str) -> None:
+def _come_back(folder: Path, to: str, profile: str, home: str) -> None:
+    """The stack is read back as BF16 under its own name: each expert's numbers, rounded once."""
+    keys = f'source = "{to}"\n'
+    held = [name for name in arrays_of(folder / "out") if name.startswith(home)]
+    globs = ["**.experts.down_proj"] * (home in held) + ["**.experts.down_proj_*"]
+    back = recipe(folder, "bf16", profile, globs=globs, keys=keys)
+    build(folder / "out", folder / "back", back)
+    made = setting(to, profile)
+    child = arrays_of(folder / "out")
+    for expert, values in enumerate(bf16_to_f32(arrays_of(folder / "back")[home])):
+        parts = {
+            role: child[part_name(home, end, plain=True)][expert] for role, end in made.spelling.ends.items()
+        }
+        numbers = formats()[to].decode(parts, made)
+        assert np.array_equal(values, bf16_to_f32(f32_to_bf16(numbers)))
+
+
+@pytest.mark.parametrize(("to", "profile"), targets())
+def test_a_stack_unstacks_into_one_tensor_an_expert(tmp_path: Path, to: str, profile: str) -> None:
     """[E, in, gate + up] becomes experts.E.{gate,up}_proj, with the number of the expert's whole matrix."""
     experts = bell(82, 2, 256, 128)
     stored = np.ascontiguousarray(experts.transpose(0, 2, 1))
     home = "model.layers.0.mlp.experts"
     parent = parent_of(tmp_path / "parent", {f"{home}.gate_up_proj": ("BF16", stored)})
     keys = "transposed = true\nunstack = true\n"
-    build(parent, tmp_path / "out", recipe(tmp_path, to, globs="**.experts.gate_up_proj", keys=keys))
+    build(parent, tmp_path / "out", recipe(tmp_path, to, profile, globs="**.experts.gate_up_proj", keys=keys))
     child, form = arrays_of(tmp_path / "out"), formats()[to]
     assert form.encode is not None
     for number, expert in enumerate(experts):
-        made = setting(to, "compressed-tensors", np.float32(np.abs(bf16_to_f32(expert)).max()))
+        made = setting(to, profile, np.float32(np.abs(bf16_to_f32(expert)).max()))
         for name, rows in (("gate_proj", slice(0, 128)), ("up_proj", slice(128, 256))):
             for role, array in form.encode(np.ascontiguousarray(expert[rows]), made).items():
                 assert child[f"{home}.{number}.{name}{made.spelling.ends[role]}"].tobytes() == array.tobytes()

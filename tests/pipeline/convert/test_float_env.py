@@ -20,6 +20,7 @@ format = 1
 name = "tiny numbers"
 [output]
 profile = "{profile}"
+loaders = ["vllm"]
 [[family]]
 name = "weights"
 match = "w.weight"

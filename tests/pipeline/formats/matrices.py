@@ -16,13 +16,13 @@ from tests.kernels.conftest import bell_f32, words
 ROWS, COLUMNS = 24, 256
 
 
-def kinds() -> Iterator[tuple[str, Any]]:
-    """Name -> f32 [24, 256]."""
-    bell = bell_f32(31, ROWS, COLUMNS)
+def kinds(rows: int = ROWS, columns: int = COLUMNS) -> Iterator[tuple[str, Any]]:
+    """Name -> f32 [rows, columns]."""
+    bell = bell_f32(31, rows, columns)
     yield "bell", bell
-    loud = words(32, ROWS, COLUMNS) % 97 == 0
+    loud = words(32, rows, columns) % 97 == 0
     yield "heavy tails", np.where(loud, bell * np.float32(211), bell)
-    whole = (words(33, ROWS, COLUMNS) % 57).astype(np.float32) - 28
+    whole = (words(33, rows, columns) % 57).astype(np.float32) - 28
     ties = whole * np.float32(0.25)
     ties[:, ::16] = 6
     yield "ties", ties

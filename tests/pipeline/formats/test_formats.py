@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,9 @@ PARAMS = {"fp8-block": {"block": (16, 64)}, "int4-group": {"group": 32}}
 LARGEST_ERROR = {"fp8": 0.04, "mxfp8": 0.04, "int8": 0.02, "mxfp4": 0.14, "nvfp4": 0.13, "int4": 0.12}
 
 
-def encoded(name, profile, strip, kernel="numpy"):
+def encoded(name, profile, strip, kernel="numpy", law=None):
     made = setting(name, profile, strip, kernel, **PARAMS.get(name, {}))
+    made = replace(made, law=law or made.law)
     return formats()[name].encode(strip, made), made
 
 
@@ -34,13 +36,26 @@ def digest(arrays):
 
 
 def goldens():
-    """Format, profile and dtype -> one digest of all matrices' parts."""
+    """Format, profile and dtype -> one digest of all matrices' parts; and so of each law that is nobody's default."""
     found = {}
     for name, profile in targets():
         for dtype in DTYPES:
-            made = [digest(encoded(name, profile, source(values, dtype))[0]) for _, values in kinds()]
-            found[f"{name} {profile} {dtype}"] = hashlib.sha256("".join(made).encode()).hexdigest()
+            found[f"{name} {profile} {dtype}"] = whole_digest(name, profile, dtype)
+    for name, law in drafted_laws():
+        for dtype in DTYPES:
+            found[f"{name} {law} {dtype}"] = whole_digest(name, "compressed-tensors", dtype, law)
     return found
+
+
+def drafted_laws():
+    return [
+        (form.name, each.drafted) for form in formats().values() for each in form.spellings if each.drafted
+    ]
+
+
+def whole_digest(name, profile, dtype, law=None):
+    made = [digest(encoded(name, profile, source(values, dtype), law=law)[0]) for _, values in kinds()]
+    return hashlib.sha256("".join(made).encode()).hexdigest()
 
 
 def test_no_bit_of_any_format_changes():

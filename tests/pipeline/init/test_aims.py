@@ -82,11 +82,17 @@ def test_interleaved_experts_stay() -> None:
 
 def test_what_converts_nothing_is_refused(tmp_path) -> None:
     """A model of which no name is known gives no recipe, but the reason and its largest part."""
-    unknown = parent_of(
-        "made", {}, bf16({"self_attention.query_key_value.weight": (512, 256)}, "transformer.h.0.")
-    )
+    unknown = parent_of("made", {}, bf16({"mystery.projection.weight": (512, 256)}, "transformer.h.0."))
     with pytest.raises(PlanError, match=r"0 weights would convert to fp8.*'unknown' \(262,144 bytes\)"):
         draft(unknown, "plain", "fp8", must_convert=True)
+
+
+def test_transposed_linears_are_known_by_the_models_type() -> None:
+    """GPT-2 stores c_attn [columns, rows] and is refused; the first Qwen has the same name for a Linear."""
+    names = bf16({"attn.c_attn.weight": (768, 256), "attn.c_proj.weight": (256, 256)}, "transformer.h.0.")
+    for model_type, converts in (("gpt2", 0), ("qwen", 2)):
+        made = draft(parent_of("x", {"model_type": model_type}, names), "x", "fp8")
+        assert len(made.plan.conversions) == converts
 
 
 def test_an_unknown_aim_is_answered_with_the_known(tmp_path) -> None:

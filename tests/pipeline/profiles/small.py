@@ -99,10 +99,14 @@ def published(name: str) -> str:
     return re.sub(r"block_sparse_moe(?=\.(gate|up|down)_proj\.)", "mlp", name)
 
 
-def child(parent: Path, out: Path, profile: str) -> Path:
-    """The child of `parent` by the recipe that init drafts for the profile."""
+def child(parent: Path, out: Path, profile: str, numerics: str | None = None) -> Path:
+    """The child of `parent` by the recipe that init drafts for the profile, read by vLLM at least.
+
+    numerics: in place of the draft's `amax-bf16/1`.
+    """
     made = draft(scan(Checkpoint(recipes.Recipe.model_construct(), parent)), "small", profile)
     assert made.unknown == ()
-    out.with_suffix(".toml").write_text(made.text)
+    text = made.text.replace("# loaders", "loaders").replace("amax-bf16/1", numerics or "amax-bf16/1")
+    out.with_suffix(".toml").write_text(text)
     run.build(prepare(recipes.load(out.with_suffix(".toml")), parent), out, Settings(), Watch())
     return out

@@ -27,6 +27,7 @@ pytestmark = [
 ]
 # DeepSeek's and Kimi's attention, Qwen3-MoE's experts: parameters that hold codes, of all
 HOLDS = {"llama": 8, "qwen3": 8, "qwen3_moe": 8, "deepseek_v3": 12, "glm4_moe": 10, "kimi_linear": 20}
+KEPT = {"deepseek_v3": 2, "kimi_linear": 1}  # of these, under fp8: MLA's kv_a, whose rows end inside a block
 
 
 @pytest.fixture(scope="module")
@@ -70,4 +71,4 @@ def test_stock_vllm_holds_every_bit_that_was_built(reports: dict[str, Any], name
     report = reports[f"{name}-{profile}"]
     assert "error" not in report, report["error"]
     assert (report["missing"], report["unmatched"], report["wrong"]) == ([], [], {})
-    assert report["fp8"] == HOLDS[name]
+    assert report["fp8"] == HOLDS[name] - (KEPT.get(name, 0) if profile == "fp8" else 0)

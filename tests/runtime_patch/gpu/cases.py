@@ -47,10 +47,21 @@ class Case:
     engine: dict[str, Any] = field(default_factory=dict)
     ordered: bool = True
     trace: bool = False  # asks which module gives other bits for the same input (trace.py), and nothing else
+    sleep: int = 0  # put to sleep at this level and woken before it is asked
+    audit: int = 0  # MiB: the indexer's choice is compared with its choice at this budget (audit.py)
+    latents: bool = False  # keeps latents and queries of its attention (latents.py)
+    pictures: bool = False  # asked about drawn pictures too
+    ranks: int = 1  # tensor-parallel ranks, a card each
     refused: str = ""  # what the start is refused with
 
 
 WIDE = {"max_num_batched_tokens": 1024}
+# vLLM's own torch attention in the tower, since FlashAttention's extensions are not packed.
+SEES = {
+    "skip_tokenizer_init": False,
+    "limit_mm_per_prompt": {"image": 1, "video": 0},
+    "mm_encoder_attn_backend": "TORCH_SDPA",
+}
 CASES: dict[str, Case] = {
     "parent": Case("parent", plugin=False),
     "child": Case("child"),
@@ -83,7 +94,13 @@ CASES: dict[str, Case] = {
     "child 6666f-stock": Case("child", environ=kvq(TILES="6666f", SCALES="stock")),
     "child 8666, graphs": Case("child", environ=kvq(TILES="8666"), engine=GRAPH),
     "child, graphs, MTP": Case("child", engine=GRAPH | MTP),
-    "child 6666, sleep": Case("child", environ=kvq(TILES="6666"), engine={"enable_sleep_mode": True}),
+    "child 6666, sleep": Case(
+        "child", environ=kvq(TILES="6666"), engine={"enable_sleep_mode": True}, sleep=1
+    ),
+    "child 6666, sleep 2": Case(
+        "child", environ=kvq(TILES="6666"), engine={"enable_sleep_mode": True}, sleep=2
+    ),
+    "child, audited": Case("child", audit=6, latents=True),
     "parent, unordered": Case("parent", plugin=False, ordered=False),
     "parent again, unordered": Case("parent", plugin=False, ordered=False),
     "child, no prefix cache": Case("child", engine={"enable_prefix_caching": False}),
@@ -95,14 +112,23 @@ CASES: dict[str, Case] = {
     "parent 8666": Case("parent", environ=kvq(TILES="8666")),
     "parent 6666f": Case("parent", environ=kvq(TILES="6666f")),
     "parent 6666": Case("parent", environ=kvq(TILES="6666")),
+    "parent, pictures": Case("parent", plugin=False, engine=SEES, pictures=True),
+    "parent, one bit, pictures": Case("bit", plugin=False, engine=SEES, pictures=True),
+    "decoded child, pictures": Case("decoded", plugin=False, engine=SEES, pictures=True),
+    "child, pictures": Case("child", engine=SEES, pictures=True),
+    "child, two ranks": Case("child", ranks=2),
+    "child 6666, two ranks": Case("child", environ=kvq(TILES="6666"), ranks=2),
+    "child again, two ranks": Case("child", ranks=2),
+    "child, unordered": Case("child", ordered=False),
+    "child again, unordered": Case("child", ordered=False),
     "child, FlashKDA": Case("child", engine={"kda_prefill_backend": "flashkda"}),
 }
 
 
 @dataclass(frozen=True)
 class Pair:
-    """`law`: "bits" (equal everywhere), "short bits" (equal but for long prompts), "tokens" (equal greedy tokens),
-    "floor" (top-1 at least `least`), or "report". `parts` are the questions compared; empty means all in both."""
+    """`law`: "bits" (equal everywhere), "until" (equal before position `least`), "floor" (top-1 at least `least`), or
+    "report"."""
 
     base: str
     test: str
@@ -141,8 +167,8 @@ PAIRS: tuple[Pair, ...] = (
     Pair(
         "child",
         "child, indexer 6 MiB",
-        "report",
-        "at a small budget: equal up to a choice among equal scores",
+        "bits",
+        "of equal scores the lower pools, whatever the tiles",
     ),
     Pair("child", "child, vLLM's GEMM", "report", "the decode GEMM's order of sums"),
     Pair("child", "child, graphs", "report", "CUDA graphs, V2 runner"),
@@ -152,7 +178,30 @@ PAIRS: tuple[Pair, ...] = (
     Pair("child", "child V1", "report", "the V1 runner"),
     Pair("child V1", "child V1, graphs", "report", "PIECEWISE graphs of the V1 runner index too"),
     Pair("child", "child, chunks of 1024", "report", "chunked prefill at another length"),
-    Pair("child", "child, no prefix cache", "bits", "prefix caching off"),
+    Pair(
+        "child",
+        "child, no prefix cache",
+        "until",
+        "prefix caching off: no chunk then ends at the last block's end, so the last batches differ",
+        least=8192,
+    ),
+    Pair(
+        "child, unordered", "child again, unordered", "report", "without the sort: ours writes pools in order"
+    ),
+    Pair("child", "child, unordered", "report", "the sort itself: ours writes pools in order"),
     Pair("child 6666", "child 6666, sleep", "bits", "asleep at level 1 and awake again"),
+    Pair("child 6666", "child 6666, sleep 2", "bits", "asleep at level 2, weights loaded again"),
+    Pair("child", "child, audited", "bits", "watched, the child answers the same"),
+    Pair("parent, pictures", "parent, one bit, pictures", "report", "the floor of prompts with a picture"),
+    Pair(
+        "parent, pictures",
+        "decoded child, pictures",
+        "report",
+        "the vision tower's and the rest's weights alone",
+    ),
+    Pair("parent, pictures", "child, pictures", "report", "the vision tower in FP8 too"),
+    Pair("child", "child, two ranks", "report", "sums are taken in two halves"),
+    Pair("child, two ranks", "child again, two ranks", "bits", "two ranks repeat themselves"),
+    Pair("child, two ranks", "child 6666, two ranks", "report", "KV layout at two ranks"),
     Pair("child", "child, FlashKDA", "report", "the other KDA prefill"),
 )

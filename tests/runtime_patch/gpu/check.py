@@ -11,7 +11,7 @@ import time
 
 import torch
 
-from shardmill.kernels import torch_topk
+from shardmill.kernels import torch_topk, triton_topk
 from shardmill.kernels.kv_row import CANONICAL_BYTES, RowLayout
 from shardmill.kernels.triton_kv import restage_pages
 from shardmill.runtime_patch import rows, tiling
@@ -276,9 +276,22 @@ def check_topk(real):
         "top_k_per_row_prefill selects the same scores",
         torch.equal(chosen_scores(whole), chosen_scores(plain)),
     )
-    serving = chosen_scores(two_level(vllm_kernel))
-    fact("two levels with vLLM's kernel select the same scores", torch.equal(serving, chosen_scores(plain)))
-    ways = {"one pass": lambda: vllm_kernel(scores, lengths, k), "two levels": lambda: two_level(vllm_kernel)}
+
+    def serving(logits, part, k):
+        return triton_topk.lowest_of_equals(logits, part, vllm_kernel(logits, part, k))
+
+    last = torch.iinfo(torch.int32).max
+    rising = torch.where(plain < 0, last, plain).sort(1).values
+    for name, found in (("one tile", serving(scores, lengths, k)), ("two levels", two_level(serving))):
+        fact(
+            f"of equal scores the lower pools, in rising order: {name}",
+            torch.equal(torch.where(found < 0, last, found), rising),
+        )
+    ways = {
+        "one pass": lambda: vllm_kernel(scores, lengths, k),
+        "two levels, as they come": lambda: two_level(vllm_kernel),
+        "two levels": lambda: two_level(serving),
+    }
     for name, run in ways.items():
         run()
         torch.cuda.synchronize()
@@ -290,7 +303,7 @@ def check_topk(real):
         print(f"     top-k of {count} rows x 131,072 pools, {name}: {took:.2f} ms", flush=True)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    two_level(vllm_kernel)
+    two_level(serving)
     took = torch.cuda.max_memory_allocated() - before
     room = count * k * tiling.SELECTION_BYTES
     fact("two levels keep to the scratch that the plan reckons with", took <= room, f"{took:,} of {room:,} B")

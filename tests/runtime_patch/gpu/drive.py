@@ -5,11 +5,9 @@
 Questions: `short`, sixteen prompts of 160 tokens and two shorter ones, scored and continued; `long`, one of 9,000
 tokens, beyond the indexer's 2,048 and a block of the cache and prefilled in chunks, scored and continued; `again`, it
 once more, now from the prefix cache; `four`, four requests at once, one of them long; `alone`, the short three of
-those, one after the other.
+those, one after the other; `pictures`, where the case allows them, four drawn pictures in a prompt each, scored.
 
-**Ordered.** vLLM's top-k kernels write the selected rows in whatever order their threads finish, and attention sums
-in that order: two runs of one prompt beyond 2,048 tokens differ in last bits. With `ordered` the selection, still
-vLLM's own, is sorted before it is expanded to tokens. Nothing else is changed.
+What is changed inside vLLM, and why, is in inside.py.
 """
 
 from __future__ import annotations
@@ -21,10 +19,14 @@ import random
 import sys
 import time
 import traceback
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tests.runtime_patch.gpu import inside
+from tests.runtime_patch.gpu.audit import install
 from tests.runtime_patch.gpu.cases import BASE, CASES
+from tests.runtime_patch.gpu.latents import Latents
 from tests.runtime_patch.gpu.trace import trace
 
 faulthandler.enable()
@@ -33,31 +35,6 @@ SHORT, LONG, NEW = [160] * 16 + [5, 37], 9000, 16
 
 def note(*words: Any) -> None:
     print(f"[{time.perf_counter():7.1f}]", *words, flush=True)
-
-
-def use_reference_mhc() -> None:
-    """mHC by vLLM's own torch reference where tilelang is not installed."""
-    import vllm.model_executor.layers.mhc as mhc
-
-    if mhc.HAS_TILELANG_MHC:
-        return note("mHC: tilelang")
-    for cls in (mhc.MHCPreOp, mhc.MHCPreDelayedOp, mhc.MHCPostOp, mhc.MHCFusedPostPreOp):
-        cls.forward_cuda = cls.forward_hip
-    return note("mHC: torch reference")
-
-
-def order_selection() -> None:
-    import torch
-    from vllm.models.glm5next.nvidia.ops import kpool_compress
-
-    original = kpool_compress.expand_pools_and_append_tail
-
-    def ordered(pools: Any, lengths: Any, kpool: int) -> Any:
-        last = torch.iinfo(pools.dtype).max
-        found = torch.where(pools < 0, last, pools).sort(dim=-1).values
-        return original(torch.where(found == last, -1, found), lengths, kpool)
-
-    kpool_compress.expand_pools_and_append_tail = ordered
 
 
 def prompts(vocabulary: int) -> tuple[list[list[int]], list[int]]:
@@ -86,11 +63,24 @@ def _plain(entry: Any) -> dict[str, float]:
     return {str(token): round(value.logprob, 6) for token, value in entry.items()}
 
 
+def model_of(llm: Any) -> Any:
+    return llm.llm_engine.model_executor.driver_worker.worker.model_runner.model
+
+
+def slept(llm: Any, level: int) -> None:
+    """Asleep and awake again. Level 2 throws the weights away, so they are loaded again."""
+    llm.sleep(level=level)
+    if level == 1:
+        return llm.wake_up()
+    llm.wake_up(tags=["weights"])
+    llm.collective_rpc("reload_weights")
+    return llm.wake_up(tags=["kv_cache"])
+
+
 def seams(llm: Any) -> dict[str, list[str]]:
     """What stands at the plugin's hooks: attention with its rows, the indexer, the FP8 kernels."""
-    model = llm.llm_engine.model_executor.driver_worker.worker.model_runner.model
     found: dict[str, set[str]] = {}
-    for module in model.modules():
+    for module in model_of(llm).modules():
         if hasattr(module, "impl") and hasattr(module, "attn_backend"):
             rows = getattr(getattr(module.impl, "layout", None), "tag", "stock rows")
             found.setdefault("attention", set()).add(f"{type(module.impl).__name__} {rows}")
@@ -131,31 +121,63 @@ def questions(llm: Any, vocabulary: int, drafts: bool) -> dict[str, Any]:
     return answer
 
 
+def pictures(llm: Any, folder: Path) -> list[dict[str, Any]]:
+    """Four drawn pictures, each within a prompt of words, scored and continued: the vision tower's share."""
+    import numpy as np
+    from PIL import Image
+    from vllm import SamplingParams
+
+    words = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
+    number = {entry["content"]: entry["id"] for entry in words}
+    scored = SamplingParams(
+        temperature=0.0, max_tokens=NEW, ignore_eos=True, detokenize=False, logprobs=10, prompt_logprobs=20
+    )
+    draw, rng = random.Random(6), np.random.default_rng(6)
+    asked = []
+    for _ in range(4):
+        squares = rng.integers(0, 256, (10, 14, 3), dtype=np.uint8).repeat(28, 0).repeat(28, 1)
+        before, after = ([draw.randrange(300, 1024) for _ in range(n)] for n in (20, 100))
+        middle = [number[f"<|{name}|>"] for name in ("begin_of_image", "image", "end_of_image")]
+        picture = {"image": Image.fromarray(squares)}
+        asked.append({"prompt_token_ids": [*before, *middle, *after], "multi_modal_data": picture})
+    return answers(llm.generate(asked, scored, use_tqdm=False))
+
+
 def main(name: str, checkpoints: Path, out: Path) -> int:
     case = CASES[name]
     os.environ.update(case.environ)
-    os.environ["VLLM_PLUGINS"] = "shardmill" if case.plugin else ""
+    os.environ["VLLM_PLUGINS"] = "harness,shardmill" if case.plugin else "harness"
+    os.environ[inside.ORDERED] = str(int(case.ordered))
     answer: dict[str, Any] = {"case": name}
     try:
         import torch
         from vllm import LLM
 
-        use_reference_mhc()
-        if case.ordered:
-            order_selection()
+        inside.prepare()
+        audit = install(case.audit << 20) if case.audit else None
         folder = checkpoints / case.checkpoint
         engine = BASE | case.engine
+        if case.ranks > 1:
+            engine |= {"tensor_parallel_size": case.ranks, "disable_custom_all_reduce": True}
         llm = LLM(model=str(folder), **engine)
         note("engine up")
-        if engine.get("enable_sleep_mode"):
-            llm.sleep(level=1)
-            llm.wake_up()
+        if case.sleep:
+            slept(llm, case.sleep)
+        kept = Latents(model_of(llm)) if case.latents else None
         if case.trace:
             answer["trace"] = trace(llm, prompts(1024)[1][:1024])
             note(answer["trace"])
         vocabulary = json.loads((folder / "config.json").read_text())["text_config"]["vocab_size"]
         answer |= {} if case.trace else questions(llm, vocabulary, "speculative_config" in engine)
-        answer["seams"] = seams(llm)
+        if audit:
+            answer["audit"] = asdict(audit)
+            note(answer["audit"])
+        if kept:
+            answer["latents"] = kept.save(out.with_suffix(".npz"))
+        if case.pictures:
+            answer["pictures"] = pictures(llm, folder)
+        if case.ranks == 1:
+            answer["seams"] = seams(llm)
         answer["peak_mib"] = torch.cuda.max_memory_allocated() >> 20
         answer["plugin"] = "shardmill.runtime_patch.plugin" in sys.modules
         answer["patches"] = (

@@ -13,11 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tarfile
 import time
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.runtime_patch.gpu import judge, toy
@@ -25,6 +27,11 @@ from tests.runtime_patch.gpu.cases import CASES
 
 REPOSITORY = Path(__file__).parents[3]
 ENDS_SECONDS = 75  # a case of a warm machine takes about so long
+# vLLM's processes, workers and servers among them, find the harness's changes (inside.py) by an entry point.
+HARNESS = {
+    "METADATA": "Metadata-Version: 2.1\nName: gpu-forward\nVersion: 0.1\n",
+    "entry_points.txt": "[vllm.general_plugins]\nharness = tests.runtime_patch.gpu.inside:prepare\n",
+}
 STUBS = ("_vllm_fa2_C", "_vllm_fa3_C")  # FlashAttention's extensions are not on this path and are not packed
 
 
@@ -50,12 +57,17 @@ def environment(work: Path, leading: list[str]) -> dict[str, str]:
     own_tests.parent.mkdir(exist_ok=True)
     if not own_tests.exists():
         own_tests.symlink_to(REPOSITORY / "tests")
+    harness = own_tests.parent / "gpu_forward-0.1.dist-info"
+    harness.mkdir(exist_ok=True)
+    for name, text in HARNESS.items():
+        (harness / name).write_text(text)
     own = {
         "PYTHONPATH": os.pathsep.join([*leading, str(own_tests.parent), str(REPOSITORY / "src")]),
         "PYTHONUNBUFFERED": "1",
         "VLLM_CACHE_ROOT": str(cache),
         "TRITON_CACHE_DIR": str(cache / "triton"),
         "DG_JIT_CACHE_DIR": str(cache / "dg"),
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -95,6 +107,8 @@ def make_toys(folder: Path, packages: str) -> None:
         "--kernel",
         "numpy",
     )
+    toy.add_processor(folder / "parent")
+    toy.add_processor(folder / "child")
     toy.one_bit(folder / "parent", folder / "bit")
     toy.one_bit(folder / "child", folder / "child bit")
     toy.decoded(folder / "parent", folder / "child", folder / "decoded")
@@ -126,39 +140,82 @@ def answered(work: Path, case: str) -> bool:
     )
 
 
-def run(names: list[str], work: Path, environ: dict[str, str], jobs: int, ends: float) -> None:
-    """Keeps `jobs` cases running. A case that is still running at the end is killed with what it started."""
+@dataclass
+class Running:
+    """A case that runs: its process, when it began, its log, and the cards that it holds."""
+
+    process: subprocess.Popen[bytes]
+    begun: float
+    log: Path
+    cards: tuple[int, ...]
+
+
+def start(name: str, work: Path, environ: dict[str, str], cards: tuple[int, ...]) -> Running:
     out = work / "answers"
-    out.mkdir(exist_ok=True)
-    waiting, running = list(names), {}
+    answer, log = out / f"{file_name(name)}.json", out / f"{file_name(name)}.log"
+    words = [sys.executable, "-m", "tests.runtime_patch.gpu.drive", name, work / "toys", answer]
+    process = subprocess.Popen(
+        list(map(str, words)),
+        cwd=work,
+        env=environ | {"CUDA_VISIBLE_DEVICES": ",".join(map(str, cards))},
+        stdout=log.open("w"),
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    return Running(process, time.monotonic(), log, cards)
+
+
+def free_cards(ranks: int, load: list[int], jobs: int, held: bool) -> tuple[int, ...] | None:
+    """The `ranks` cards with the fewest cases; None where they are not free. Card 0 is not while it is held.
+
+    Cases of several ranks may crowd a card a little: else they would wait until two cards have a place at once.
+    """
+    most = jobs + 3 * (ranks > 1)
+    free = [card for card, cases in enumerate(load) if cases < most and not (held and card == 0)]
+    chosen = sorted(free, key=lambda card: (load[card], -card))[:ranks]
+    return tuple(sorted(chosen)) if len(chosen) == ranks else None
+
+
+def run(
+    names: list[str],
+    work: Path,
+    environ: dict[str, str],
+    jobs: int,
+    ends: float,
+    cards: int = 1,
+    hold: Path | None = None,
+) -> None:
+    """Keeps `jobs` cases running on each card. A case that still runs at the end is killed with what it started.
+
+    Card 0 is left alone while the file `hold` exists: something else is timed there.
+    """
+    (work / "answers").mkdir(exist_ok=True)
+    waiting, load = list(names), [0] * cards
+    running: dict[str, Running] = {}
     while waiting or running:
-        while waiting and len(running) < jobs and time.monotonic() < ends - ENDS_SECONDS:
-            name = waiting.pop(0)
-            answer, log = out / f"{file_name(name)}.json", out / f"{file_name(name)}.log"
-            words = [sys.executable, "-m", "tests.runtime_patch.gpu.drive", name, work / "toys", answer]
-            process = subprocess.Popen(
-                list(map(str, words)),
-                cwd=work,
-                env=environ,
-                stdout=log.open("w"),
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            running[name] = (process, time.monotonic(), log)
-        for name, (process, begun, log) in list(running.items()):
-            if process.poll() is None and time.monotonic() < ends:
+        for name in list(waiting):
+            held = hold is not None and hold.exists()
+            chosen = free_cards(CASES[name].ranks, load, jobs, held)
+            if chosen is None or time.monotonic() >= ends - ENDS_SECONDS:
                 continue
-            if process.poll() is None:
-                os.killpg(process.pid, 9)
-                process.wait()
+            waiting.remove(name)
+            running[name] = start(name, work, environ, chosen)
+            for card in chosen:
+                load[card] += 1
+        for name, one in list(running.items()):
+            if one.process.poll() is None and time.monotonic() < ends:
+                continue
+            if one.process.poll() is None:
+                os.killpg(one.process.pid, signal.SIGKILL)
+                one.process.wait()
             del running[name]
-            last = [
-                line
-                for line in log.read_text(errors="replace").splitlines()
-                if "RESULT" in line or "Error" in line
-            ]
+            for card in one.cards:
+                load[card] -= 1
+            said = one.log.read_text(errors="replace").splitlines()
+            last = [line for line in said if "RESULT" in line or "Error" in line][-1:]
             print(
-                f"{time.monotonic() - begun:5.0f} s  {name}: rc {process.returncode} {last[-1:]}", flush=True
+                f"{time.monotonic() - one.begun:5.0f} s  {name}: rc {one.process.returncode} {last}",
+                flush=True,
             )
         if not running and time.monotonic() >= ends - ENDS_SECONDS:
             return
@@ -171,7 +228,11 @@ def main() -> int:
     )
     parser.add_argument("--parts", type=Path, help="vLLM's packed parts (pack.py), where it is not installed")
     parser.add_argument("--work", type=Path, default=REPOSITORY / "build" / "gpu-forward")
-    parser.add_argument("--jobs", type=int, default=8)
+    parser.add_argument("--jobs", type=int, default=8, help="cases at a time on each card")
+    parser.add_argument(
+        "--cards", type=int, default=1, help="GPUs of this machine; cases of two ranks need two"
+    )
+    parser.add_argument("--hold", type=Path, help="card 0 is left alone while this file exists")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--case", action="append", help="only these cases; may be given again")
     given = parser.parse_args()
@@ -184,7 +245,8 @@ def main() -> int:
     make_toys(work / "toys", leading[1] if leading else "")
     print(f"{given.minutes * 60 - ends + time.monotonic():5.0f} s  unpacked, toys made", flush=True)
     names = [name for name in given.case or CASES if not answered(work, name)]
-    run(names, work, environment(work, leading), given.jobs, ends)
+    names = [name for name in names if CASES[name].ranks <= given.cards]
+    run(names, work, environment(work, leading), given.jobs, ends, given.cards, given.hold)
     verdict = judge.judge(work / "answers")
     (work / "forward.json").write_text(json.dumps(verdict, indent=1))
     (work / "forward.md").write_text(judge.markdown(verdict))

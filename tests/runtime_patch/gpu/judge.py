@@ -17,7 +17,7 @@ from typing import Any
 from shardmill.verify.accept.stats import design_effect, document_bootstrap, wilson
 from tests.runtime_patch.gpu.cases import CASES, PAIRS, Pair
 
-PARTS = ("short", "long", "again", "four", "alone")
+PARTS = ("short", "long", "again", "four", "alone", "pictures")
 DOCUMENT = 160
 Answer = dict[str, Any]
 
@@ -127,6 +127,10 @@ def holds(pair: Pair, parts: dict[str, Part]) -> bool | None:
     """Whether the pair's law holds; None for a pair that is only reported."""
     if pair.law == "bits":
         return all(part.bits for part in parts.values())
+    if pair.law == "until":
+        return all(
+            (part.first_position or math.inf) >= pair.least for part in parts.values() if part.positions
+        )
     if pair.law == "floor":
         return all(part.top1 is None or part.top1 >= pair.least for part in parts.values())
     return None
@@ -157,6 +161,7 @@ def judge(folder: Path) -> dict[str, Any]:
         "inside": inside,
         "refusals": {n: {**r, "holds": r["wanted"] in r["got"]} for n, r in refusals.items()},
         "errors": {n: a["error"] for n, a in answers.items() if "error" in a and not CASES[n].refused},
+        "audits": {n: a["audit"] for n, a in answers.items() if "audit" in a},
         "traces": {n: a["trace"] for n, a in answers.items() if "trace" in a},
         "seams": {n: answers[n].get("seams") for n in sorted(ran)},
         "not_run": [name for name in CASES if name not in answers],
@@ -192,14 +197,19 @@ def markdown(verdict: dict[str, Any]) -> str:
     for row in verdict["pairs"]:
         parts = row["parts"]
         law = {True: "holds", False: "**broken**", None: "-"}[row["holds"]]
-        name = {"bits": "bit for bit", "floor": f"top-1 >= {row['least']}", "report": ""}[row["law"]]
+        name = {
+            "bits": "bit for bit",
+            "until": f"bit for bit up to position {row['least']:g}",
+            "floor": f"top-1 >= {row['least']}",
+            "report": "",
+        }[row["law"]]
         greedy = f"{sum(p['tokens_equal'] for p in parts.values())} of {sum(p['requests'] for p in parts.values())}"
         cells = [
             row["base"],
             row["test"],
             f"{name} {law}".strip(),
             _cell(parts.get("short")),
-            _cell(parts.get("long")),
+            _cell(parts.get("long")) if "pictures" not in parts else f"pictures: {_cell(parts['pictures'])}",
         ]
         lines.append(f"| {' | '.join(cells)} | {greedy} |")
     lines += ["", "| case | within one server | cached tokens | greedy runs equal | largest difference |"]
@@ -209,6 +219,12 @@ def markdown(verdict: dict[str, Any]) -> str:
         lines.append(f"| {row['case']} | {row['law']} | {row['cached']} | {equal} | {row['worst']:.2g} |")
     for name, row in verdict["refusals"].items():
         lines.append(f"\n{name}: {'refused' if row['holds'] else '**not refused**'}: {row['got'][:200]}")
+    for name, found in verdict["audits"].items():
+        lines.append(
+            f"\n{name}: of {found['rows']:,} rows scored again in tiles of {found['budget_bytes'] >> 20} MiB, "
+            f"{found['parted']} chose other pools ({found['unequal']} of them with other scores); {found['tied']} had "
+            f"equal scores at the edge; {found['scores_parted']} of {found['scores']:,} scores differ from one tile's"
+        )
     for name, found in verdict["traces"].items():
         parted = ", ".join(f"{module} ({count})" for module, count in list(found["parted"].items())[:8])
         lines.append(

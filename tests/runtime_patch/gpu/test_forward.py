@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.runtime_patch.gpu import cases, forward, judge, pack, toy
+from tests.runtime_patch.gpu import accept, audit, cases, forward, inside, judge, pack, toy
 
 
 def answer(tokens, prompt, cached=0):
@@ -20,7 +20,7 @@ def test_every_pair_names_two_cases():
     """A pair compares cases of the table, a floor has its limit, and what starts is compared or traced."""
     for pair in cases.PAIRS:
         assert {pair.base, pair.test} <= set(cases.CASES)
-        assert (pair.law == "floor") == (pair.least > 0)
+        assert (pair.law in ("floor", "until")) == (pair.least > 0)
     used = {name for pair in cases.PAIRS for name in (pair.base, pair.test)}
     assert {n for n, c in cases.CASES.items() if not (c.refused or c.trace)} == used
 
@@ -48,6 +48,37 @@ def test_equal_answers_are_equal_bit_for_bit():
     assert found.first_position == 3
     pair = cases.Pair("a", "b", "bits", "")
     assert judge.holds(pair, {"short": found}) is False
+
+
+def test_a_difference_before_the_named_position_breaks_the_law():
+    """`until` asks for equal bits before a position, and lets what follows be."""
+    one = answer([1], [[0.5, 0.3, 0.2]] * 9)
+    other = json.loads(json.dumps(one))
+    other["prompt_logprobs"][6]["0"] += 1e-3
+    found = {"long": judge.compare({"long": [one]}, {"long": [other]}, "long")}
+    assert judge.holds(cases.Pair("a", "b", "until", "", least=6), found) is True
+    assert judge.holds(cases.Pair("a", "b", "until", "", least=7), found) is False
+    same = {"long": judge.compare({"long": [one]}, {"long": [one]}, "long")}
+    assert judge.holds(cases.Pair("a", "b", "until", "", least=7), same) is True
+
+
+def test_cases_go_to_the_card_with_room():
+    """The emptiest card is taken, a held card never, and two ranks want two cards."""
+    assert forward.free_cards(1, [2, 1], 3, held=False) == (1,)
+    assert forward.free_cards(1, [0, 3], 3, held=True) is None
+    assert forward.free_cards(1, [0, 3], 3, held=False) == (0,)
+    assert forward.free_cards(2, [3, 3], 3, held=False) == (0, 1)
+    assert forward.free_cards(2, [0], 3, held=False) is None
+    assert forward.free_cards(2, [6, 0], 3, held=False) is None
+
+
+def test_a_parent_gets_the_processor_of_its_own_patches(tmp_path):
+    """The picture processor takes the tower's patch size, not the real model's."""
+    vision = {"patch_size": 7, "temporal_patch_size": 2, "spatial_merge_size": 2}
+    (tmp_path / "config.json").write_text(json.dumps({"vision_config": vision}))
+    toy.add_processor(tmp_path)
+    said = json.loads((tmp_path / "processor_config.json").read_text())["image_processor"]
+    assert (said["patch_size"], said["merge_size"], said["max_image_tokens"]) == (7, 2, 256)
 
 
 def test_agreement_and_divergence_are_counted():
@@ -174,3 +205,70 @@ def test_only_other_cards_code_is_zeroed(tmp_path):
     assert len(got) == library.stat().st_size
     kept = [got.count(bytes([fill] * 16)) for fill in (1, 2, 3, 4)]
     assert kept == [1, 0, 1, 0]
+
+
+def lowest(scores, k, low_first):
+    """The k best columns of each row; of equals the lower or the higher ones."""
+    torch = pytest.importorskip("torch")
+    order = [
+        sorted(range(len(row)), key=lambda c: (-row[c], c if low_first else -c))[:k]
+        for row in scores.tolist()
+    ]
+    return torch.tensor(order, dtype=torch.int32)
+
+
+def test_the_audit_tells_a_choice_among_equals_from_a_worse_one():
+    """Rows that part by equal scores alone are counted apart from rows whose scores differ, and placed."""
+    torch = pytest.importorskip("torch")
+    scores = torch.randn(4, 40, generator=torch.Generator().manual_seed(1))
+    scores[2, 30] = scores[2].topk(8).values[-1]
+    best, other = lowest(scores, 8, True), lowest(scores, 8, False)
+    found = audit.Audit(6 << 20)
+    audit._count(
+        found, best, other, scores, [(0, scores[:, :20]), (20, scores[:, 20:])], torch.full((4,), 40)
+    )
+    assert (found.rows, found.parted, found.unequal, found.tied) == (4, 1, 0, 1)
+    assert found.scores_parted == 0
+    assert found.examples[0]["row"] == 2
+    worse = best.clone()
+    worse[0, 0] = int(scores[0].argmin())
+    audit._count(found, best, worse, scores, [(0, scores + 1)], torch.full((4,), 40))
+    assert (found.parted, found.unequal, found.scores_parted) == (2, 1, 160)
+
+
+def test_the_stand_in_for_flashattention_is_attention():
+    """Two sequences of other lengths, causal and over a context: torch's own attention, and its sums."""
+    torch = pytest.importorskip("torch")
+    draw = torch.Generator().manual_seed(2)
+    q, k = (torch.randn(n, 2, 8, generator=draw) for n in (5, 7))
+    v = torch.randn(7, 2, 6, generator=draw)
+    ends_q, ends_k = torch.tensor([0, 2, 5]), torch.tensor([0, 4, 7])
+    for causal in (False, True):
+        out, sums = inside.torch_varlen(
+            None, q, k, v, True, 0.3, cu_seqlens_q=ends_q, cu_seqlens_k=ends_k, causal=causal
+        )
+        for a, b, c, d in ((0, 2, 0, 4), (2, 5, 4, 7)):
+            mask = torch.ones(b - a, d - c, dtype=torch.bool).tril((d - c) - (b - a)) if causal else None
+            heads = [x.transpose(0, 1) for x in (q[a:b], k[c:d], v[c:d])]
+            plain = torch.nn.functional.scaled_dot_product_attention(*heads, attn_mask=mask, scale=0.3)
+            assert torch.allclose(out[a:b].transpose(0, 1), plain, atol=1e-6)
+    alone = (q[0] * k[0]).sum(-1) * 0.3  # of four keys the first query sees three
+    assert sums.shape == (2, 5)
+    assert (sums[:, 0] >= alone).all()
+
+
+def test_accept_asks_documents_that_gates_can_decide(tmp_path):
+    """The protocol of the served toys parses, has the 80 documents that its gates need, and its flags are vLLM's."""
+    from shardmill.verify.accept.protocol import read_protocol
+
+    (tmp_path / "forward.toml").write_text(accept.protocol())
+    protocol = read_protocol(str(tmp_path / "forward.toml"))
+    assert len(protocol.documents) == 80
+    assert {gate.metric for gate in protocol.gates} == {"top1_agreement", "mean_kl", "confident_flips"}
+    words = accept.flags()
+    assert words[words.index("--kv-cache-dtype") + 1] == "fp8_ds_mla"
+    assert "--disable-flashinfer-autotune" in words
+    assert "--skip-tokenizer-init" not in words
+    named = {name for pair in accept.PAIRS for name in pair}
+    assert named == set(accept.SERVERS)
+    assert {base for base, _ in accept.PAIRS} == set(accept.TWICE)

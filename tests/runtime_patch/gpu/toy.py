@@ -108,6 +108,27 @@ def successors(embeddings: np.ndarray) -> np.ndarray:
     return head * np.float32(SPREAD / np.sqrt(hidden))
 
 
+def add_processor(folder: Path) -> None:
+    """The file by which transformers finds the model's picture processor; pictures of 16 to 256 tokens.
+
+    Videos keep a bound beyond the context: vLLM counts frames until they fill it, even where none is allowed.
+    """
+    vision = json.loads((folder / "config.json").read_text())["vision_config"]
+    sizes = {name: vision[name] for name in ("patch_size", "temporal_patch_size")}
+    sizes |= {"merge_size": vision["spatial_merge_size"], "patch_expand_factor": 1}
+    sizes |= {"min_image_tokens": 16, "max_image_tokens": 256}
+    processor = {
+        "processor_class": "Glm5NextProcessor",
+        "image_processor": {"image_processor_type": "Glm5NextImageProcessor", **sizes},
+        "video_processor": {
+            "video_processor_type": "Glm5NextVideoProcessor",
+            **sizes,
+            "max_image_tokens": 30_000,
+        },
+    }
+    (folder / "processor_config.json").write_text(json.dumps(processor, indent=1))
+
+
 def twin(folder: Path, out: Path) -> dict[str, Entry]:
     """A copy of a checkpoint that may be overwritten; its tensors."""
     if out.exists():

@@ -56,6 +56,7 @@ def config(moe: bool, quantization: Mapping[str, Any] | None, **more: Any) -> di
         "model_type": "qwen3_moe" if moe else "llama", "hidden_size": HIDDEN, "intermediate_size": WIDE,
         "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KV,
               "head_dim": HIDDEN // HEADS,
+        "rope_theta": 10000.0, "rms_norm_eps": 1e-6, "hidden_act": "silu",
         "vocab_size": VOCAB, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "eos_token_id": 2,
     }  # fmt: skip
     if moe:
@@ -244,9 +245,9 @@ PUBLISHED: tuple[Published, ...] = (
     Published("block fp8 u8 exponents", "vLLM's raw UE8M0", e.block_fp8(dtype="U8"), FP8_128),
     Published("block fp8 of 64", "transformers", e.block_fp8(64), {**FP8, "weight_block_size": [64, 64]}),
     Published("block fp8 .scale", "DeepSeek-V4", e.block_fp8(leaf="scale", dtype="F8_E8M0"), {**FP8_128,
-              "scale_fmt": "ue8m0"}),
+              "scale_fmt": "ue8m0"}, more={"model_type": "deepseek_v4"}),
     Published("block fp8 .scale of 32", "DeepSeek-V4.1", e.block_fp8(32, "scale", "F8_E8M0"),
-              {**FP8, "weight_block_size": [32, 32], "scale_fmt": "ue8m0"}),
+              {**FP8, "weight_block_size": [32, 32], "scale_fmt": "ue8m0"}, more={"model_type": "deepseek_v4"}),
     Published("deepseek v4", "DeepSeek-V4-Flash", e.block_fp8(leaf="scale", dtype="F8_E8M0"),
               {**FP8_128, "scale_fmt": "ue8m0", "modules_to_not_convert": ["lm_head", *GATES]}, True,
               change=_deepseek_v4),

@@ -97,6 +97,19 @@ def test_a_checkpoint_of_the_zoo_is_named(name: str, words: str) -> None:
     assert "no known formula" not in said
 
 
+def test_blocks_that_no_formula_gives_are_a_finding() -> None:
+    """The parent's floats, each with another last bits than those that the codes were made of."""
+    published = next(one for one in PUBLISHED if one.name == "block fp8")
+    altered = {
+        name: data[: len(data) // 2] + bytes(byte ^ 0x15 for byte in data[len(data) // 2 :])
+        if name.endswith(".safetensors")
+        else data
+        for name, data in files_of(parent(published.moe)).items()
+    }
+    report = origin(Memory(files_of(published.model())), Memory(altered), 3)
+    assert [finding.slug for finding in report.findings] == ["origin-unknown"]
+
+
 def _mutations() -> Iterator[Callable[[Array], tuple[Array, Array]]]:
     """Scales and codes by arithmetic that no tool has: other tops, other roundings, other neighbours."""
     for step in range(70):

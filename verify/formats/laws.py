@@ -3,7 +3,7 @@
 A law gives of one block, f32 [r, c], the scale that is stored for it, as a number, and a code for each element. All is
 f32 arithmetic, an operation at a time. `total` is the number that the whole weight shares, with its fused group.
 
-amax/1, amax-bf16/1, ue8m0/1, mse/1, recover/1   see verify.formats.encode; of an FP8 tensor amax is the whole fused group's
+amax/1, amax-bf16/1, ue8m0/1, mse/1, recover/1   see verify.formats.encode; of an FP8 tensor amax is its group's
 mxfp8/1     ue8m0/1 of [1, 32]; a block of zeros has the exponent 0
 mxfp4/1     of the smallest power of two >= amax / 6 and its half the one of less squared error, of equals the larger;
             never below 2^-100; an error is counted as 32 at most, in whole units of 2^-30; zeros have the exponent 0

@@ -17,7 +17,7 @@ case "$(PARENT)" in ""|hf://?*/?*) ;; *) test -d "$(PARENT)";; esac || { echo "P
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: docs commands test-all report report-shots fuzz mutants clean-zoo tools help setup plan explain checkpoint verify test bench bench-large bench-cores bench-profile bench-revisions bench-peers real torture lint clean vllm-test loaders-test serving-wheel install-test gpu-test gpu-forward gpu-forward-parts gpu-bench accept-real accept-coverage torture-calls torture-walk loaders-table peers-formats bench-formats layouts
+.PHONY: docs commands test-all report report-shots fuzz mutants clean-zoo tools help setup plan explain checkpoint verify test bench bench-large bench-cores bench-connections bench-profile bench-revisions bench-peers real torture lint clean vllm-test loaders-test serving-wheel install-test gpu-test gpu-forward gpu-forward-parts gpu-bench accept-real accept-coverage torture-calls torture-walk loaders-table peers-formats bench-formats layouts
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -113,6 +113,9 @@ bench-cores: .venv-bench/.ready ## builds by 1, 2, 4 ... workers in /dev/shm, an
 	$(BENCH) -m bench.cores
 	test ! -e build/bench/build.json || $(BENCH) -m bench.write build/bench
 
+bench-connections: .venv-bench/.ready ## a hub's file by 1, 2, 4 ... connections, each answer held back for 30 ms
+	$(BENCH) -m bench.connections
+
 bench-profile: .venv-bench/.ready ## where a build's time goes, by perf and strace
 	$(BENCH) -m bench.profile
 	test ! -e build/bench/build.json || $(BENCH) -m bench.write build/bench
@@ -123,11 +126,12 @@ bench-revisions: .venv-bench/.ready ## the same build by several REVISIONS of th
 	$(BENCH) -m bench.revisions $(REVISIONS)
 	test ! -e build/bench/build.json || $(BENCH) -m bench.write build/bench
 
-bench-peers: .venv-bench/.ready ## the same work done by llm-compressor and a torch loop, in a venv of their own; long
+bench-peers: .venv-bench/.ready ## the same work by llm-compressor and three torch loops, 4 and 14 GB, in a venv of their own; long
 	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check llmcompressor accelerate
 	$(BENCH) -m bench.peers --python .venv-peers/bin/python
+	$(BENCH) -m bench.peers --python .venv-peers/bin/python --times 4 --rounds 1 --json build/bench/peers-14.json
 	test ! -e build/bench/build.json || $(BENCH) -m bench.write build/bench
 
 real: $(READY) ## convert a real F32 model from the package index and measure its embeddings

@@ -14,7 +14,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,12 +23,12 @@ from typing import Any
 
 from bench.build import grown, hashed, kernels, machine, options, tell, timed
 from bench.calls import RECIPE, build_command, shardmill
+from bench.memory import together_mib
 from shardmill.pipeline.run.cores import usable_cores
 from shardmill.pipeline.toy.glm53 import cut, parent_bytes
 from shardmill.pipeline.toy.sizes import SIZES
 
 FILE_BYTES = 700_000_000
-_SAMPLE_SECONDS = 0.02
 
 
 def powers(most: int) -> list[int]:
@@ -104,44 +103,6 @@ def limits(parent: Path, out: Path, copied: Path, cores: int) -> dict[str, float
     }
     shutil.rmtree(copied, ignore_errors=True)
     return found
-
-
-def together_mib(command: list[str]) -> float:
-    """The most memory that a command and its children hold together, by PSS: shared pages count once."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
-    most = [0]
-
-    def sample() -> None:
-        while process.poll() is None:
-            most[0] = max(most[0], sum(map(pss_kib, of_session(process.pid))))
-            time.sleep(_SAMPLE_SECONDS)
-
-    thread = threading.Thread(target=sample)
-    thread.start()
-    thread.join()
-    if process.returncode:
-        raise SystemExit(f"{command}: exit {process.returncode}")
-    return most[0] / 1024
-
-
-def of_session(leader: int) -> list[int]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[3]) == leader:
-            found.append(int(path.parent.name))
-    return found
-
-
-def pss_kib(pid: int) -> int:
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 
 
 def main() -> int:

@@ -23,8 +23,9 @@ from shardmill.kernels.block_fp8_scales import amax_scales, bf16_scales, ue8m0_s
 from shardmill.kernels.block_fp8_tiny import is_tiny, tiny_codes
 from shardmill.kernels.float_env import default_arithmetic
 from shardmill.kernels.formats import E4M3_MAX, E4M3_VALUES, F32, U8, U16, U32, bf16_to_f32, nearest_codes
-from shardmill.kernels.mse import mse_scales
-from shardmill.kernels.recover import recover_scales
+from shardmill.kernels.mse import mse_in_pieces, mse_scales
+from shardmill.kernels.pieces import Pieces, blocks_of
+from shardmill.kernels.recover import recover_in_pieces, recover_scales
 from shardmill.kernels.recover_numpy import Bounds
 
 Block = tuple[int, int]
@@ -60,37 +61,51 @@ class Rows(Protocol):
 
 
 Choice = Callable[[Rows, NDArray[Any], U32, Block], tuple[F32, dict[str, int]]]
+ChoiceInPieces = Callable[[Rows, Pieces, U32, Block], tuple[F32, dict[str, int]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a block's scale is chosen: choose(rows, source, maxima, block) -> scales, f32 like maxima, and counts."""
+    """How a block's scale is chosen: choose(rows, source, maxima, block) -> scales, f32 like maxima, and counts.
+
+    in_pieces(rows, pieces, maxima, block) is the same for a row of blocks that is too large to be held.
+    """
 
     law: str
     choose: Choice
+    in_pieces: ChoiceInPieces
 
 
-def _recovered(rows: Rows, source: NDArray[Any], maxima: U32, block: Block) -> tuple[F32, dict[str, int]]:
-    scales, exact = recover_scales(rows, source, maxima, block)
-    return scales, {"blocks": exact.size, "exact_blocks": int(exact.sum())}
-
-
-def _least_error(rows: Rows, source: NDArray[Any], maxima: U32, block: Block) -> tuple[F32, dict[str, int]]:
-    scales, moved = mse_scales(rows, source, maxima, block)
-    return scales, {"blocks": moved.size, "moved_blocks": int(moved.sum())}
+def _counted(name: str, chosen: tuple[F32, NDArray[np.bool_]]) -> tuple[F32, dict[str, int]]:
+    scales, flags = chosen
+    return scales, {"blocks": flags.size, name: int(flags.sum())}
 
 
 RECIPES: Final[dict[str, Recipe]] = {
-    "amax/1": Recipe("amax / 448", lambda rows, source, maxima, block: (amax_scales(maxima), {})),
+    "amax/1": Recipe(
+        "amax / 448",
+        lambda rows, source, maxima, block: (amax_scales(maxima), {}),
+        lambda rows, pieces, maxima, block: (amax_scales(maxima), {}),
+    ),
     "amax-bf16/1": Recipe(
         "amax / 448 rounded to BF16, which loaders that keep scales in the model's dtype hold exactly",
         lambda rows, source, maxima, block: (bf16_scales(maxima), {}),
+        lambda rows, pieces, maxima, block: (bf16_scales(maxima), {}),
     ),
-    "mse/1": Recipe("the best by squared error of eight from amax / 448 to nearly its double", _least_error),
-    "recover/1": Recipe("the scale it had, where that is proven lossless, else amax / 448", _recovered),
+    "mse/1": Recipe(
+        "the best by squared error of eight from amax / 448 to nearly its double",
+        lambda *strip: _counted("moved_blocks", mse_scales(*strip)),
+        lambda *pieces: _counted("moved_blocks", mse_in_pieces(*pieces)),
+    ),
+    "recover/1": Recipe(
+        "the scale it had, where that is proven lossless, else amax / 448",
+        lambda *strip: _counted("exact_blocks", recover_scales(*strip)),
+        lambda *pieces: _counted("exact_blocks", recover_in_pieces(*pieces)),
+    ),
     "ue8m0/1": Recipe(
         "the smallest power of two >= amax / 448",
         lambda rows, source, maxima, block: (ue8m0_scales(maxima), {}),
+        lambda rows, pieces, maxima, block: (ue8m0_scales(maxima), {}),
     ),
 }
 
@@ -141,7 +156,7 @@ class BlockEncoder:
 
     def __init__(self, recipe: str, block: Block, rows: Rows) -> None:
         self.recipe, self.block, self.name = recipe, block, rows.name
-        self._rows, self._choose = rows, RECIPES[recipe].choose
+        self._rows, self._law = rows, RECIPES[recipe]
 
     def encode(self, source: NDArray[Any], codes: U8, scales: F32) -> dict[str, int]:
         """Fill codes u8 [rows, C] and scales f32 [ceil(rows/r), ceil(C/c)] from source [rows, C].
@@ -170,17 +185,37 @@ class BlockEncoder:
         maxima = self._rows.maxima(source, self.block)
         if maxima.max(initial=0) >= _INFINITY_BITS:
             raise _first_non_finite(source, first_row)
-        chosen, counts = self._choose(self._rows, source, maxima, self.block)
+        chosen, counts = self._law.choose(self._rows, source, maxima, self.block)
         scales[...] = chosen
-        tiny = is_tiny(chosen)
+        self.encode_with(source, chosen, codes)
+        return counts
+
+    def encode_with(self, source: NDArray[Any], scales: F32, codes: U8) -> None:
+        """Fill codes u8 [rows, C] from source [rows, C] of finite numbers by scales f32 [ceil(rows/r), ceil(C/c)]."""
+        default_arithmetic()
+        tiny = is_tiny(scales)
         if not tiny.any():
-            self._rows.codes(source, chosen, self.block, codes)
-            return counts
-        self._rows.codes(source, np.where(tiny, np.float32(1), chosen), self.block, codes)
+            self._rows.codes(source, scales, self.block, codes)
+            return
+        self._rows.codes(source, np.where(tiny, np.float32(1), scales), self.block, codes)
         for i, j in np.argwhere(tiny):
             at = block_at(self.block, i, j)
-            codes[at] = tiny_codes(source[at], chosen[i, j])
-        return counts
+            codes[at] = tiny_codes(source[at], scales[i, j])
+
+    def choose(self, pieces: Pieces, height: int, blocks: int) -> tuple[F32, dict[str, int]]:
+        """The scales of one row of `blocks` blocks that is seen piece by piece: f32 [1, blocks], and counts.
+
+        height: the row's own rows, at most r. Raises NonFinite, whose place counts from the first piece's corner.
+        """
+        default_arithmetic()
+        maxima = np.zeros((1, blocks), np.uint32)
+        for row, col, part in pieces():
+            found = self._rows.maxima(part, (len(part), self.block[1]))
+            if found.max(initial=0) >= _INFINITY_BITS:
+                raise _first_non_finite(part, row, col)
+            at = blocks_of(col, part, self.block[1])
+            np.maximum(maxima[:, at], found, out=maxima[:, at])
+        return self._law.in_pieces(self._rows, pieces, maxima, (height, self.block[1]))
 
 
 def block_at(block: Block, i: int, j: int) -> tuple[slice, slice]:
@@ -196,8 +231,8 @@ def grid(shape: tuple[int, int], block: Block) -> tuple[int, int]:
 
 def decode(codes: U8, scales: F32, block: Block) -> F32:
     """f32 [R, C] = E4M3 value of codes u8 [R, C] times its block's scale, one f32 multiplication."""
-    r, c = block
     R, C = codes.shape
+    r, c = min(block[0], R), min(block[1], C)
     wide = np.repeat(np.repeat(scales, r, axis=0)[:R], c, axis=1)[:, :C]  # [R, C]
     return E4M3_VALUES[codes] * wide
 
@@ -220,14 +255,7 @@ def encode_reference(weights: F32, block: Block) -> tuple[U8, F32]:
     return codes, scales
 
 
-def _first_non_finite(source: NDArray[Any], first_row: int) -> NonFinite:
+def _first_non_finite(source: NDArray[Any], first_row: int, first_col: int = 0) -> NonFinite:
     values = bf16_to_f32(source) if source.dtype == np.uint16 else source
     row, col = np.argwhere(~np.isfinite(values))[0]
-    return NonFinite(first_row + int(row), int(col), float(values[row, col]))
-
-
-def share_exact(source: NDArray[Any], block: Block) -> tuple[int, int]:
-    """How many blocks a strip [rows, C] has, and how many of them are exact. Raises NonFinite."""
-    codes, scales = np.empty(source.shape, np.uint8), np.empty(grid(source.shape, block), np.float32)
-    counts = encoder("recover/1", block).encode(source, codes, scales)
-    return counts["blocks"], counts["exact_blocks"]
+    return NonFinite(first_row + int(row), first_col + int(col), float(values[row, col]))

@@ -95,13 +95,17 @@ class NumpyRows:
         of 2^25 elements cannot overflow. The terms of `codes` hold.
         """
         r, c = block
-        rows, C = source.shape
+        C = source.shape[1]
         edges = np.arange(0, C, c)
-        sums = np.empty((rows, edges.size), np.int64)
+        sums = np.zeros(scales.shape, np.int64)
         for chunk in self._chunks(source, scales, block):
             units = self._chunk.squared_errors(source[chunk].reshape(-1)).reshape(-1, C)
-            np.add.reduceat(units, edges, axis=1, out=sums[chunk])
-        return np.add.reduceat(sums, np.arange(0, rows, r), axis=0)
+            first = chunk.start // r
+            begins = [max(0, i * r - chunk.start) for i in range(first, -(-chunk.stop // r))]
+            sums[first : first + len(begins)] += np.add.reduceat(
+                np.add.reduceat(units, begins, axis=0), edges, axis=1
+            )
+        return sums
 
     def candidates(self, sample: U16, maxima: U32, c: int, wanted: int, bounds: Bounds) -> F32:
         """See recover.candidates."""
@@ -114,7 +118,7 @@ class NumpyRows:
         chunk_rows = max(1, CHUNK_ELEMENTS // C)
         if self._chunk.elements < C:
             self._chunk = Chunk(C)
-        scale_rows = np.repeat(scales, c, axis=1)[:, :C]  # [ceil(rows/r), C]
+        scale_rows = np.repeat(scales, min(c, C), axis=1)[:, :C]  # [ceil(rows/r), C]
         block_row = np.arange(rows) // r
         for begin in range(0, rows, chunk_rows):
             chunk = slice(begin, min(begin + chunk_rows, rows))

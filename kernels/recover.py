@@ -31,7 +31,8 @@ from numpy.typing import NDArray
 from shardmill.kernels.block_fp8_scales import amax_scales
 from shardmill.kernels.block_fp8_tiny import is_tiny, tiny_codes
 from shardmill.kernels.formats import E4M3_VALUES, F32, U16, U32, f32_to_bf16
-from shardmill.kernels.recover_numpy import Bounds
+from shardmill.kernels.pieces import Pieces, blocks_of
+from shardmill.kernels.recover_numpy import Bounds, explained, mantissas, with_maxima
 
 Block = tuple[int, int]
 Flags = NDArray[np.bool_]
@@ -78,6 +79,73 @@ def recover_scales(rows: Rows, source: NDArray[Any], maxima: U32, block: Block) 
     return scales, exact
 
 
+def recover_in_pieces(rows: Rows, pieces: Pieces, maxima: U32, block: Block) -> tuple[F32, Flags]:
+    """The same for one row of blocks, maxima u32 [1, m] and block (its own rows, c): one to four passes over it."""
+    scales, exact = amax_scales(maxima), maxima == 0
+    kept, sets, is_bf16 = _first_pass(pieces, scales, maxima, block)
+    if not is_bf16:
+        return scales, np.zeros(scales.shape, np.bool_)
+    exact |= kept
+    sampled = _none_tiny(explained(with_maxima(sets, maxima), maxima, 1, intervals()))[:, :, 0]
+    hopeful = ~np.isnan(sampled)
+    if not hopeful.any():
+        return scales, exact
+    otherwise = np.where(is_tiny(scales), np.float32(1), scales)
+    trial = np.where(hopeful, sampled, otherwise)
+    proven = hopeful & _lossless(rows, pieces, trial, block[1])
+    scales[proven] = trial[proven]
+    exact |= proven
+    left = hopeful & ~proven
+    if left.any():
+        whole = np.zeros_like(sets)
+        for _, col, part in pieces():
+            whole[:, blocks_of(col, part, block[1])] |= mantissas(part[None], block[1])
+        found = _none_tiny(explained(with_maxima(whole, maxima), maxima, len(TOP_CODES), intervals()))
+        for place in range(len(TOP_CODES)):
+            trial = found[:, :, place]
+            tried = left & ~np.isnan(trial)
+            if tried.any():
+                proven = tried & _lossless(rows, pieces, np.where(tried, trial, otherwise), block[1])
+                scales[proven] = trial[proven]
+                exact |= proven
+                left &= ~proven
+    return scales, exact
+
+
+def _first_pass(
+    pieces: Pieces, scales: F32, maxima: U32, block: Block
+) -> tuple[Flags, NDArray[np.uint64], bool]:
+    """Which tiny blocks come back from their codes, the mantissas of the sampled rows, and whether it is BF16."""
+    height, c = block
+    sample, sets = _sampled_rows(height, c), np.zeros((*maxima.shape, 2), np.uint64)
+    kept = is_tiny(scales) & (maxima != 0)
+    for row, col, part in pieces():
+        if part.dtype != np.uint16:
+            return kept, sets, False
+        at = blocks_of(col, part, c)
+        wanted = sample[(row <= sample) & (sample < row + len(part))] - row
+        if wanted.size:
+            sets[:, at] |= mantissas(part[None, wanted], c)
+        for j in at.start + np.flatnonzero(kept[0, at]):
+            own = part[:, max(0, j * c - col) : (j + 1) * c - col]
+            kept[0, j] = _is_kept(own, scales[0, j])
+    return kept, sets, True
+
+
+def _lossless(rows: Rows, pieces: Pieces, trial: F32, c: int) -> Flags:
+    """Which blocks of one row decode under their trial scale to what they were: bool [1, m]."""
+    same = np.ones(trial.shape, np.bool_)
+    for _, col, part in pieces():
+        at = blocks_of(col, part, c)
+        same[:, at] &= rows.lossless(part, np.ascontiguousarray(trial[:, at]), (len(part), c))
+    return same
+
+
+def _none_tiny(found: F32) -> F32:
+    found[is_tiny(found)] = np.nan
+    return found
+
+
 def _is_kept(source: U16, scale: np.float32) -> bool:
     """Whether a block too tiny for the row form happens to come back from its codes bit for bit."""
     return bool((f32_to_bf16(E4M3_VALUES[tiny_codes(source, scale)] * scale) == source).all())
@@ -100,9 +168,7 @@ def candidates(rows: Rows, sample: U16, maxima: U32, c: int, wanted: int) -> F32
     sample: u16 [n, k, C], some rows of each row of blocks; maxima: u32 [n, m] -> f32 [n, m, wanted], filled up
     with NaN.
     """
-    found = rows.candidates(sample, maxima, c, wanted, intervals())
-    found[is_tiny(found)] = np.nan
-    return found
+    return _none_tiny(rows.candidates(sample, maxima, c, wanted, intervals()))
 
 
 @cache
@@ -125,6 +191,11 @@ def _sample(source: U16, block: Block) -> U16:
     """Some rows of each row of blocks, its first and its last among them: u16 [n, k, C]."""
     begins = np.arange(0, len(source), block[0])
     heights = np.minimum(block[0], len(source) - begins)
-    sample_rows = max(2, -(-SAMPLE_ELEMENTS // block[1]))
-    steps = np.arange(sample_rows) / (sample_rows - 1)
-    return source[begins[:, None] + np.rint((heights[:, None] - 1) * steps).astype(np.int64)]
+    sampled = {height: _sampled_rows(int(height), block[1]) for height in set(heights)}
+    return source[begins[:, None] + np.stack([sampled[height] for height in heights])]
+
+
+def _sampled_rows(height: int, c: int) -> NDArray[np.int64]:
+    """Which of a block's `height` rows are looked at first, ascending; few columns want many."""
+    count = max(2, -(-SAMPLE_ELEMENTS // c))
+    return np.rint((height - 1) * (np.arange(count) / (count - 1))).astype(np.int64)

@@ -9,35 +9,54 @@ from shardmill.kernels.formats import F32, U16, U32
 
 U64 = NDArray[np.uint64]
 Bounds = tuple[NDArray[np.float64], NDArray[np.float64]]  # see recover.intervals
+_SET_ELEMENTS = 1 << 19  # numbers looked at together: each takes four words on the way
 
 
 def candidates(sample: U16, maxima: U32, c: int, wanted: int, bounds: Bounds) -> F32:
     """f32 [n, m, wanted], NaN where no scale explains the sample's mantissas; see recover.candidates."""
-    tops = bounds[0].shape[1]
+    first = with_maxima(mantissas(sample[:, :1], c), maxima)
+    if not ((maxima != 0) & (_count(first) <= bounds[0].shape[1])).any():
+        # Fresh weights, mostly: a single row has given them away.
+        return np.full((*maxima.shape, wanted), np.nan, np.float32)
+    return explained(with_maxima(mantissas(sample, c), maxima), maxima, wanted, bounds)
+
+
+def explained(present: U64, maxima: U32, wanted: int, bounds: Bounds) -> F32:
+    """The first scales that explain the sets u64 [n, m, 2] of mantissas: f32 [n, m, wanted], filled up with NaN."""
     found = np.full((*maxima.shape, wanted), np.nan, np.float32)
-    few = (maxima != 0) & (_count(_mantissas(sample[:, :1], maxima, c)) <= tops)
-    if few.any():  # seldom for fresh weights: a single row has given them away
-        present = _mantissas(sample, maxima, c)
-        few &= _count(present) <= tops
+    few = (maxima != 0) & (_count(present) <= bounds[0].shape[1])
+    if few.any():
         scales = _solve(present[few], maxima[few], bounds)
         numbers_first = np.argsort(np.isnan(scales), axis=1, kind="stable")[:, :wanted]
         found[few] = np.take_along_axis(scales, numbers_first, axis=1)
     return found
 
 
-def _mantissas(sample: U16, maxima: U32, c: int) -> U64:
-    """Which mantissas the maximum and the numbers other than zero of each block have: bit sets, u64 [n, m, 2].
+def mantissas(sample: U16, c: int) -> U64:
+    """Which mantissas the numbers other than zero of each block have: bit sets, u64 [n, m, 2].
 
     sample: u16 [n, k, C]. Mantissas 0..63 are the bits of the first word, 64..127 those of the second.
     """
-    bit = np.left_shift(np.uint64(1), (sample & np.uint16(63)).astype(np.uint64))
-    bit *= (sample & np.uint16(0x7FFF)) != 0
-    upper = bit * ((sample & np.uint16(64)) != 0)
-    columns = np.stack([np.bitwise_or.reduce(words, axis=1) for words in (bit ^ upper, upper)], axis=2)
-    sets: U64 = np.bitwise_or.reduceat(columns, np.arange(0, sample.shape[2], c), axis=1)
-    of_maximum = (maxima[:, :, None] >> 22 & 1) == np.arange(2)
-    sets |= np.left_shift(of_maximum.astype(np.uint64), (maxima >> 16 & 63).astype(np.uint64)[:, :, None])
+    n, k, C = sample.shape
+    edges = np.arange(0, C, c)
+    sets = np.zeros((n, edges.size, 2), np.uint64)
+    step = max(1, _SET_ELEMENTS // (n * C))
+    for begin in range(0, k, step):
+        rows = sample[:, begin : begin + step]
+        bit = np.left_shift(np.uint64(1), (rows & np.uint16(63)).astype(np.uint64))
+        bit *= (rows & np.uint16(0x7FFF)) != 0
+        upper = bit * ((rows & np.uint16(64)) != 0)
+        columns = np.stack([np.bitwise_or.reduce(words, axis=1) for words in (bit ^ upper, upper)], axis=2)
+        sets |= np.bitwise_or.reduceat(columns, edges, axis=1)
     return sets
+
+
+def with_maxima(sets: U64, maxima: U32) -> U64:
+    """The sets u64 [n, m, 2] with the mantissa of each block's maximum, u32 [n, m]."""
+    of_maximum = (maxima[:, :, None] >> 22 & 1) == np.arange(2)
+    shifts = (maxima >> 16 & 63).astype(np.uint64)[:, :, None]
+    found: U64 = sets | np.left_shift(of_maximum.astype(np.uint64), shifts)
+    return found
 
 
 def _count(sets: U64) -> NDArray[Any]:

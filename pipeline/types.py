@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ DTYPE_BITS: Mapping[str, int] = {
 DTYPE_RANK: Mapping[str, int] = {dtype: rank for rank, dtype in enumerate(DTYPE_BITS)}
 
 
+@lru_cache(maxsize=1 << 12)  # a checkpoint has few shapes
 def tensor_bytes(dtype: str, shape: Shape) -> int:
     """Bytes that a tensor's data take. Raises CheckpointError for an unknown dtype or a split byte."""
     if dtype not in DTYPE_BITS:

@@ -41,6 +41,7 @@ pipeline.plan.types | errors types actions | - | the plan's facts know neither r
 pipeline.plan.*     | errors types formats actions recipe container.header container.card manifest.digest | - | pure
 pipeline.stages.dag | errors           | - | it orders stages and knows none of them
 pipeline.stages     | stages           | - | the table names the stages and does no work
+pipeline.stages.converting.* | {stage} | - | the parts of one stage; they know no other
 pipeline.stages.*   | {stage}          | - | stages meet only in plan and run; no dask, no click
 pipeline.toy.*      | kernels errors types container | - | it only makes parents
 pipeline.run.schedule | kernels pipeline | dask distributed | it schedules: the only room that knows a cluster
@@ -56,7 +57,7 @@ runtime_patch.*     | kernels          | torch triton vllm click | the serving i
 """.format(
     stage="kernels errors types formats actions recipe container manifest.digest manifest.records plan.profiles "
     "plan.mismatch plan.types plan.sources stages.job stages.dag stages.pairs stages.origins stages.exact "
-    "stages.census manifest.lock",
+    "stages.census stages.converting manifest.lock",
     commands="click rich torch huggingface_hub",
     judge="click rich torch matplotlib huggingface_hub",
 )

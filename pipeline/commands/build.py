@@ -81,6 +81,13 @@ class Workers(click.ParamType[int]):
     help="Address of a dask.distributed scheduler, e.g. tcp://host:8786; default: processes of this machine.",
 )
 @click.option(
+    "--connections",
+    type=click.IntRange(1, 64),
+    default=8,
+    show_default=True,
+    help="Of an hf:// parent: ranges that are asked for at a time, for each shard being made.",
+)
+@click.option(
     "--strict",
     is_flag=True,
     help="Refuse NaN, Inf, matrices of zeros and empty tensors among what is passed on.",
@@ -99,6 +106,7 @@ def build(
     sha256: bool,
     expect_key: str | None,
     scheduler: str | None,
+    connections: int,
     strict: bool,
     lossless: bool,
     paranoid: bool,
@@ -113,7 +121,9 @@ def build(
         _refuse_broken_numba()
     loaded, lock = load_recipe(recipe), load_lock(lock_path(recipe))
     folders = folders_of(loaded, dict(sources))
-    settings = Settings(workers, kernel, sha256, passthrough, paranoid, strict, lossless, scheduler)
+    settings = Settings(
+        workers, kernel, sha256, passthrough, paranoid, strict, lossless, scheduler, connections
+    )
     as_last_time = expect_key is None and not strict and not lossless
     if as_last_time and is_unchanged(loaded, parent, out, settings, lock, folders):
         done = _nothing(out) if as_json else _Done(made={})

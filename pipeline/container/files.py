@@ -38,11 +38,14 @@ class Source:
     A shard in the sparse mirror of a hub's repository is fetched as it is read: `hub` holds its bytes, not the file.
     """
 
-    def __init__(self, path: Path, stat: Stat, once: bool = False) -> None:
-        """`once`: nobody will want its bytes again soon, so they leave the page cache when it is closed."""
+    def __init__(self, path: Path, stat: Stat, once: bool = False, connections: int | None = None) -> None:
+        """`once`: nobody will want its bytes again soon, so they leave the page cache when it is closed.
+
+        `connections`: how many ranges of a hub's file are asked for at a time.
+        """
         self.path, self.stat, self._once = path, stat, once
         self.retouched = False
-        self.hub = hub_bytes(path)
+        self.hub = hub_bytes(path, connections)
         try:
             self.fd = open_regular(path)
         except OSError as error:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from shardmill.pipeline.container.header_text import LARGE_BYTES, Entry, usual_entries, why_no_table
 from shardmill.pipeline.container.recognize import HEAD_BYTES, looks_like
 from shardmill.pipeline.container.regular import open_regular
 from shardmill.pipeline.errors import CheckpointError
@@ -73,23 +74,37 @@ def parse_header(text: bytes, shard: str) -> Header:
     if text and not text.startswith(b"{"):
         raise CheckpointError(f"{shard}: its header must begin with '{{' and does not; fetch the file again")
     try:
-        # Decoded here, since json.loads guesses at other encodings.
-        entries = json.loads(text.decode("utf-8"), object_pairs_hook=_unique_keys)
-        if b"\\u" in text:  # it lets escaped lone surrogates pass, which no UTF-8 can hold
-            json.dumps(entries, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"{shard}: its header is not valid JSON ({error}); fetch the file again"
-        ) from error
-    metadata = entries.pop("__metadata__", None)
-    metadata = {} if metadata is None else metadata  # the library reads null as absent
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise CheckpointError(f"{shard}: __metadata__ must map strings to strings")
-    refs = [_ref(name, entry, shard) for name, entry in entries.items()]
+        usual = usual_entries(text)
+    except UnicodeDecodeError as error:
+        raise _no_json(shard, error) from error
+    entries, metadata = usual or _any_entries(text, shard)
+    refs = [_checked(*entry, shard) for entry in entries]
     # Stable: empty tensors that share a place keep the header's order.
     refs.sort(key=lambda ref: (ref.begin, ref.end))
     digest = hashlib.sha256(text).hexdigest()
     return Header(shard, tuple(refs), metadata, _LENGTH_BYTES + len(text), digest)
+
+
+def _any_entries(text: bytes, shard: str) -> tuple[list[Entry], Mapping[str, str]]:
+    """The same as usual_entries for JSON in any form."""
+    if len(text) > LARGE_BYTES and (reason := why_no_table(text)):
+        raise CheckpointError(f"{shard}: its header is no table of tensors: {reason}; fetch the file again")
+    try:
+        # Decoded here, since json.loads guesses at other encodings.
+        table = json.loads(text.decode("utf-8"), object_pairs_hook=_unique_keys)
+        if b"\\u" in text:  # it lets escaped lone surrogates pass, which no UTF-8 can hold
+            json.dumps(table, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise _no_json(shard, error) from error
+    metadata = table.pop("__metadata__", None)
+    metadata = {} if metadata is None else metadata  # the library reads null as absent
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise CheckpointError(f"{shard}: __metadata__ must map strings to strings")
+    return [_entry(name, entry, shard) for name, entry in table.items()], metadata
+
+
+def _no_json(shard: str, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{shard}: its header is not valid JSON ({error}); fetch the file again")
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -100,7 +115,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return entries
 
 
-def _ref(name: str, entry: Any, shard: str) -> TensorRef:
+def _entry(name: str, entry: Any, shard: str) -> Entry:
     try:
         dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
         numbers = [*shape, begin, end]
@@ -112,9 +127,13 @@ def _ref(name: str, entry: Any, shard: str) -> TensorRef:
             f"{shard}: {name}: its header entry must hold exactly dtype, shape and two data_offsets, "
             f"all numbers whole and not negative"
         ) from None
+    return name, dtype, tuple(shape), begin, end
+
+
+def _checked(name: str, dtype: Any, shape: Shape, begin: int, end: int, shard: str) -> TensorRef:
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
         raise CheckpointError(f"{shard}: {name}: dtype {dtype!r} is not one that safetensors knows")
-    return TensorRef(name, dtype, tuple(shape), shard, begin, end)
+    return TensorRef(name, dtype, shape, shard, begin, end)
 
 
 def lay_out(tensors: Iterable[tuple[str, str, Shape]], shard: str, metadata: Mapping[str, str]) -> Header:

@@ -26,7 +26,7 @@ from shardmill.pipeline.errors import CheckpointError, MissingExtraError, Shardm
 from shardmill.pipeline.types import README_FILE
 
 if TYPE_CHECKING:
-    from shardmill.pipeline.container.ranges import RemoteFile
+    from shardmill.pipeline.container.read_ahead import ReadAhead
 
 HUB_FILE = ".shardmill-hub.json"  # in a sparse mirror: where its bytes are; written last
 _HEAD_BYTES = 1 << 20
@@ -253,7 +253,7 @@ def _mirror_root(path: Path) -> Path | None:
     return cache / parts[0] / parts[1] if len(parts) > 2 else None
 
 
-def hub_bytes(path: Path) -> RemoteFile | None:
+def hub_bytes(path: Path, connections: int | None = None) -> ReadAhead | None:
     """The bytes of a hole in a sparse mirror; None where `path` is an ordinary file. Raises CheckpointError where a
     folder says that it is a mirror and is not in the cache, since its files are holes or somebody's trap.
     """
@@ -271,8 +271,7 @@ def hub_bytes(path: Path) -> RemoteFile | None:
     name = path.relative_to(root).as_posix()
     if name not in mirror.holes:
         return None
-    from shardmill.pipeline.container.ranges import (
-        RemoteFile,  # with all of HTTP, which a folder's build lacks
-    )
+    # With all of HTTP, which a folder's build lacks.
+    from shardmill.pipeline.container.read_ahead import CONNECTIONS, ReadAhead
 
-    return RemoteFile(_url(mirror.base, name), path.stat().st_size)
+    return ReadAhead(_url(mirror.base, name), path.stat().st_size, connections or CONNECTIONS)

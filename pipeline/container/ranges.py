@@ -54,7 +54,7 @@ class RemoteFile:
         self._until = size if until is None else until
         self._answer: HTTPResponse | None = None
         self._at = self._end = 0  # the open answer's next byte, and where it ends
-        self._etag: str | None = None
+        self.etag: str | None = None  # that of the answers so far
 
     def __enter__(self) -> RemoteFile:
         return self
@@ -127,11 +127,11 @@ class RemoteFile:
         if encoding := answer.headers.get("Content-Encoding"):
             raise WrongAnswerError(f"the hub's answer is encoded ({encoding}), expected plain bytes")
         etag = answer.headers.get("ETag")
-        if self._etag not in (None, etag):
+        if self.etag not in (None, etag):
             raise WrongAnswerError(
-                f"the file has the ETag {etag} and had {self._etag}: it changed while it was read"
+                f"the file has the ETag {etag} and had {self.etag}: it changed while it was read"
             )
-        self._etag = etag
+        self.etag = etag
 
 
 def hub_address() -> str:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from shardmill.kernels.formats import F32
 from shardmill.kernels.group_codes import GroupCodes
+from shardmill.kernels.pieces import Pieces
 
 Shape = tuple[int, ...]
 Arrays = Mapping[str, NDArray[Any]]  # role -> a part's numbers, as stored
@@ -111,6 +112,20 @@ class Recast:
 
 
 @dataclass(frozen=True, slots=True)
+class InPieces:
+    """How a format whose elements share a scale over many rows or columns encodes a matrix that it sees in pieces.
+
+    choose(pieces, (rows, C), setting): f32 [1, ceil(C/c)], the scales of one row of blocks of that many rows.
+    encode(part, scales, setting): codes of a part [k, n] of that row, whose own scales are f32 [1, ceil(n/c)].
+    stored(scales, setting): the scales as they are stored.
+    """
+
+    choose: Callable[[Pieces, tuple[int, int], Setting], F32]
+    encode: Callable[[NDArray[Any], F32, Setting], NDArray[Any]]
+    stored: Callable[[F32, Setting], NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
 class Format:
     """One number format.
 
@@ -121,6 +136,7 @@ class Format:
     encode(strip, setting): strip [rows, C], u16 (BF16 bits), f16 or f32 -> role -> array. Raises NonFinite.
     decode(arrays, setting): role -> array of a strip's parts -> f32 [rows, C].
     surveys: the encoder needs the largest magnitude of the whole tensor, and one for all of a fused group.
+    in_pieces: where `encode` needs whole rows or blocks of rows, how to do without.
     """
 
     name: str
@@ -133,6 +149,7 @@ class Format:
     encode: Callable[[NDArray[Any], Setting], dict[str, NDArray[Any]]] | None
     decode: Callable[[Arrays, Setting], F32]
     surveys: bool = False
+    in_pieces: InPieces | None = None
     weight_shape: Callable[[Shape, Spelling], Shape] = lambda stored, spelling: (
         stored
     )  # from the codes' own shape

@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 
 from shardmill.kernels.block_fp8 import RECIPES, BlockEncoder, decode, grid
 from shardmill.kernels.formats import F32, U8
+from shardmill.kernels.pieces import Pieces
 from shardmill.pipeline.formats.base import (
     RECAST,
     Arrays,
     Coded,
     Format,
+    InPieces,
     Params,
     Part,
     Recast,
@@ -41,6 +43,24 @@ def encode_blocks(
     codes, scales = np.empty(strip.shape, np.uint8), np.empty(grid(strip.shape, block), np.float32)
     counts = BlockEncoder(law, block, setting.codes.rows).encode(strip, codes, scales)
     return codes, scales, counts
+
+
+def block_in_pieces(block: Callable[[Params], Block]) -> InPieces:
+    """How E4M3 codes with a scale a block are made of a matrix in pieces; a block may be wider than the matrix."""
+
+    def encoder(setting: Setting) -> BlockEncoder:
+        return BlockEncoder(_law(setting), block(setting.params), setting.codes.rows)
+
+    def choose(pieces: Pieces, shape: tuple[int, int], setting: Setting) -> F32:
+        rows, C = shape
+        return encoder(setting).choose(pieces, rows, -(-C // block(setting.params)[1]))[0]
+
+    def encode(part: NDArray[Any], scales: F32, setting: Setting) -> NDArray[Any]:
+        codes = np.empty(part.shape, np.uint8)
+        encoder(setting).encode_with(part, scales, codes)
+        return codes
+
+    return InPieces(choose, encode, _stored)
 
 
 def _parts(shape: Shape, params: Params) -> tuple[Part, ...]:
@@ -130,6 +150,7 @@ FORMAT: Final = Format(
     unit=lambda shape, params: params.block,
     encode=_encode,
     decode=_decode,
+    in_pieces=block_in_pieces(lambda params: params.block),
     recasts={
         name: Recast(_kept, law=RECAST)
         for name in ("fp8-block", "fp8-channel", "fp8-tensor", "mxfp4", "mxfp8")

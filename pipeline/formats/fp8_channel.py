@@ -5,6 +5,7 @@ The law is `amax/1` with a row for its block, so the bits are those of compresse
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Final
 
 import numpy as np
@@ -24,7 +25,7 @@ from shardmill.pipeline.formats.base import (
     always_fit,
     compressed,
 )
-from shardmill.pipeline.formats.fp8 import CODES, encode_blocks
+from shardmill.pipeline.formats.fp8 import CODES, block_in_pieces, encode_blocks
 from shardmill.pipeline.formats.scales import stored_scales
 
 
@@ -80,4 +81,5 @@ FORMAT: Final = Format(
     cut=lambda shape, params: (1, 1),  # a part of a row keeps its scale
     encode=_encode,
     decode=_decode,
+    in_pieces=block_in_pieces(lambda params: (1, sys.maxsize)),  # a row, whatever its columns
 )

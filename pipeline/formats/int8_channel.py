@@ -11,11 +11,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from shardmill.kernels.block_fp8 import NonFinite
 from shardmill.kernels.formats import F32, bf16_to_f32, f32_to_bf16
+from shardmill.kernels.pieces import Pieces
 from shardmill.pipeline.formats.base import (
     DYNAMIC_TOKENS,
     Arrays,
     Format,
+    InPieces,
     Params,
     Part,
     Setting,
@@ -36,10 +39,27 @@ def _parts(shape: Shape, params: Params) -> tuple[Part, ...]:
 
 def _encode(strip: NDArray[Any], setting: Setting) -> dict[str, NDArray[Any]]:
     width = strip.shape[1]
-    scales = scales_of(setting.codes.maxima(strip, width), BITS)
-    if setting.law == "int8-bf16/1":
-        scales = bf16_to_f32(f32_to_bf16(scales))
+    scales = _scales(setting.codes.maxima(strip, width), setting)
     return {"codes": setting.codes.integers(strip, scales, width, BITS), "scales": scales}
+
+
+def _scales(maxima: F32, setting: Setting) -> F32:
+    scales = scales_of(maxima, BITS)
+    return bf16_to_f32(f32_to_bf16(scales)) if setting.law == "int8-bf16/1" else scales
+
+
+def _choose(pieces: Pieces, shape: tuple[int, int], setting: Setting) -> F32:
+    largest = np.zeros((1, 1), np.float32)
+    for row, col, part in pieces():
+        try:
+            np.maximum(largest, setting.codes.maxima(part, part.shape[1]), out=largest)
+        except NonFinite as fault:
+            raise NonFinite(row + fault.row, col + fault.col, fault.value) from None
+    return _scales(largest, setting)
+
+
+def _encode_part(part: NDArray[Any], scales: F32, setting: Setting) -> NDArray[Any]:
+    return setting.codes.integers(part, scales, part.shape[1], BITS)
 
 
 def _decode(arrays: Arrays, setting: Setting) -> F32:
@@ -70,4 +90,5 @@ FORMAT: Final = Format(
     cut=lambda shape, params: (1, 1),  # a part of a row keeps its scale
     encode=_encode,
     decode=_decode,
+    in_pieces=InPieces(_choose, _encode_part, lambda scales, setting: scales),
 )

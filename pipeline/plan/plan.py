@@ -6,7 +6,6 @@ passed on whole, so that an unchanged file keeps its name, bytes and digest.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from shardmill.pipeline.container.header import lay_out
 from shardmill.pipeline.errors import PlanError
 from shardmill.pipeline.manifest.digest import key_of
 from shardmill.pipeline.plan.homes import homes
+from shardmill.pipeline.plan.indented import indented
 from shardmill.pipeline.plan.keys import shard_key
 from shardmill.pipeline.plan.nothing import nothing_done
 from shardmill.pipeline.plan.profiles import PROFILES
@@ -61,7 +61,7 @@ def make_plan(recipe: Recipe, parent: Parent, assignments: Sequence[Assignment])
     refuse_unread(child, profile.name, profile.loaders)
     config, entries = profile.declare(child)
     config = one_truth(config, child, parent.tensors)
-    config_text = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
+    config_text = (indented(config) + "\n").encode()
     beside = profile.beside(config)
     families = _families(recipe, assignments)
     rewritten = [shard.file for shard in shards if shard.rewritten]
@@ -122,7 +122,10 @@ def _refuse_collisions(assignments: Iterable[Assignment]) -> None:
     maker: dict[str, str] = {}
     problems = []
     for each in assignments:
-        for name, *_ in each.action.outputs(each.source):
+        copied = each.action.kind == "copy"
+        for name in (
+            (each.source.name,) if copied else [name for name, *_ in each.action.outputs(each.source)]
+        ):
             if name == "__metadata__" or not name:
                 problems.append(
                     f"{each.source.name}: would be named {name!r}, which no library reads; choose another"
@@ -221,7 +224,9 @@ def _families(recipe: Recipe, assignments: Iterable[Assignment]) -> tuple[Family
 
 def _bytes_of(assignments: Iterable[Assignment], parts: tuple[str, ...]) -> int:
     return sum(
-        tensor_bytes(dtype, shape)
+        each.source.bytes
+        if shape is each.source.shape and dtype is each.source.dtype
+        else tensor_bytes(dtype, shape)
         for each in assignments
         for _, dtype, shape, part in each.action.outputs(each.source)
         if part in parts

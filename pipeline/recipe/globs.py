@@ -94,15 +94,24 @@ class GlobSet:
         self._places: list[Places] = []
         self._steps: list[dict[str, int]] = []  # by state: part of a name -> next state
         self._accepted: list[list[int]] = []  # by state: globs that a name ending here matches
+        self._homes: dict[str, int] = {}  # a name without its last part -> state; many names share one
         self._start = self._state((glob, 0) for glob in range(len(globs)))
 
     def matches(self, name: str) -> list[int]:
         """Places, in ascending order, of the globs that `name` matches."""
-        state, steps = self._start, self._steps
-        for part in name.split("."):
-            target = steps[state].get(part)
+        home, _, last = name.rpartition(".")
+        state = self._homes.get(home)
+        if state is None:
+            state = self._homes[home] = (
+                self._walk(self._start, home.split(".")) if "." in name else self._start
+            )
+        return self._accepted[self._walk(state, [last])]
+
+    def _walk(self, state: int, parts: Iterable[str]) -> int:
+        for part in parts:
+            target = self._steps[state].get(part)
             state = self._step(state, part) if target is None else target
-        return self._accepted[state]
+        return state
 
     def _step(self, state: int, part: str) -> int:
         target = self._state(

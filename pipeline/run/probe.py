@@ -7,19 +7,20 @@ weights never do, so a share between the two means another block size or a grid 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardmill.kernels.block_fp8 import NonFinite, share_exact
+from shardmill.kernels.block_fp8 import NonFinite, encoder
 from shardmill.pipeline.container.files import Source
 from shardmill.pipeline.errors import CheckpointError
 from shardmill.pipeline.plan.types import Plan
 from shardmill.pipeline.types import BlockShape, Parent, TensorRef
 
 BLOCKS_SAMPLED = 64
+_PIECE_ELEMENTS = 1 << 18
 _USUAL = BlockShape(128, 128)  # the block that published FP8 models have
 
 
@@ -58,31 +59,40 @@ def probe(plan: Plan, parent: Parent, seed: int) -> list[Probed]:
 def _probed(
     family: str, block: BlockShape, refs: list[TensorRef], parent: Parent, draw: np.random.Generator
 ) -> Probed:
-    sampled = exact = 0
+    exact = 0
     for _ in range(BLOCKS_SAMPLED):
         ref = refs[int(draw.integers(len(refs)))]
         rows, cols = block.grid(ref.shape)
         row, col = int(draw.integers(rows)), int(draw.integers(cols))
         try:
-            blocks, found = share_exact(_block(ref, block, row, col, parent), (block.rows, block.cols))
+            exact += _is_native(ref, block, row, col, parent)
         except NonFinite as fault:
             raise CheckpointError(
                 f"{ref.shard}: {ref.name}: the weight at row {row * block.rows + fault.row}, column "
                 f"{col * block.cols + fault.col} is {fault.value}; fix the parent checkpoint, "
                 f"or keep this tensor's family"
             ) from None
-        sampled, exact = sampled + blocks, exact + found
-    return Probed(family, block, sampled, exact)
+    return Probed(family, block, BLOCKS_SAMPLED, exact)
 
 
-def _block(ref: TensorRef, block: BlockShape, row: int, col: int, parent: Parent) -> NDArray[np.uint16]:
-    """BF16 bits of one block of `ref`, cut at the tensor's edges."""
+def _is_native(ref: TensorRef, block: BlockShape, row: int, col: int, parent: Parent) -> bool:
+    """Whether one block of `ref`, BF16 and cut at the tensor's edges, is a copy of block FP8. It is read in pieces."""
     R, C = ref.shape
     header = next(header for header in parent.headers if header.shard == ref.shard)
     top, left = row * block.rows, col * block.cols
-    values = np.empty((min(block.rows, R - top), min(block.cols, C - left)), np.uint16)
+    rows, cols = min(block.rows, R - top), min(block.cols, C - left)
+    width = min(cols, _PIECE_ELEMENTS)
+    height = max(1, _PIECE_ELEMENTS // width)
     with Source(parent.path(ref.shard), parent.stats[ref.shard]) as source:
-        for i, line in enumerate(values):
-            begin = header.data_begin + ref.begin + 2 * ((top + i) * C + left)
-            source.read(line.data.cast("B"), begin)
-    return values
+
+        def pieces() -> Iterator[tuple[int, int, NDArray[np.uint16]]]:
+            for first in range(0, rows, height):
+                for begin in range(0, cols, width):
+                    part = np.empty((min(height, rows - first), min(width, cols - begin)), np.uint16)
+                    for place, line in enumerate(part):
+                        element = (top + first + place) * C + left + begin
+                        source.read(line.data.cast("B"), header.data_begin + ref.begin + 2 * element)
+                    yield first, begin, part
+
+        counts = encoder("recover/1", (rows, cols), "numpy").choose(pieces, rows, 1)[1]
+    return counts["exact_blocks"] == 1

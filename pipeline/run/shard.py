@@ -110,14 +110,34 @@ def begin_shared(task: ShardTask) -> Path:
     return staged
 
 
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """Some pieces of a shard, or of one weight's pieces some rows: what one of several workers makes."""
+
+    pieces: tuple[Piece, ...]
+    rows: tuple[int, int] | None = None
+
+
 def fill_part(
-    task: ShardTask, pieces: tuple[Piece, ...], staged: Path, watch: Watch, worker: Worker
+    task: ShardTask, portions: Sequence[Portion], staged: Path, watch: Watch, worker: Worker
 ) -> Products:
-    """What the stages that go piece by piece make of some of the pieces; their bytes are in the file at `staged`."""
+    """What the stages that go piece by piece make of some portions; their bytes are in the file at `staged`."""
+    made: dict[str, Any] = {}
     with Sink(staged, task.plan.header.file_bytes, anew=False, sync=False) as sink:
-        products, _ = _run(task, task.dag.by_piece(), Products(pieces=pieces), sink, watch, worker)
-    del products["pieces"]
-    return products
+        for portion in portions:
+            pieces = Products(pieces=portion.pieces)
+            products, _ = _run(task, task.dag.by_piece(), pieces, sink, watch, worker, portion.rows)
+            del products["pieces"]
+            _add(made, products)
+    return cast(Products, made)
+
+
+def _add(made: dict[str, Any], products: Products) -> None:
+    """Adds what one portion gave to what others did: rows of one weight are joined."""
+    for name, product in products.items():
+        known = made.setdefault(name, {})
+        for key, value in cast(dict[str, Any], product).items():
+            known[key] = known[key].joined(value) if key in known else value
 
 
 def fill_rest(
@@ -126,8 +146,7 @@ def fill_rest(
     """Runs the other stages over a shard of which `parts` are done."""
     made: dict[str, Any] = {"pieces": task.plan.pieces}
     for part in parts:
-        for name, product in part.items():
-            made.setdefault(name, {}).update(product)
+        _add(made, part)
     names = [name for name in task.dag.of_shards() if name not in task.dag.by_piece()]
     with ExitStack() as written:
         sink = written.enter_context(Sink(staged, task.plan.header.file_bytes, task.once, anew=False))
@@ -136,16 +155,25 @@ def fill_rest(
 
 
 def _run(
-    task: ShardTask, names: Sequence[str], products: Products, sink: Sink, watch: Watch, worker: Worker
+    task: ShardTask,
+    names: Sequence[str],
+    products: Products,
+    sink: Sink,
+    watch: Watch,
+    worker: Worker,
+    rows: tuple[int, int] | None = None,
 ) -> tuple[Products, dict[str, Stat]]:
     """Runs stages; where they make the receipt, also the Stats under which the inputs are what it tells of."""
     with ExitStack() as read:  # its end tells of a source that changed, before the sink is let go
         opened = {
-            shard: (read.enter_context(Source(each.path, each.stat, task.once)), each.data_begin)
+            shard: (
+                read.enter_context(Source(each.path, each.stat, task.once, task.settings.connections)),
+                each.data_begin,
+            )
             for shard, each in zip(task.plan.inputs, task.inputs, strict=True)
         }
         source, data_begin = opened[task.plan.inputs[0]]
-        job = ShardJob(task.plan, source, sink, task.settings, worker, watch, data_begin, opened)
+        job = ShardJob(task.plan, source, sink, task.settings, worker, watch, data_begin, opened, rows)
         made = task.dag.run("shard", names, job, products)
     receipt = made.get("receipt")
     proven = (

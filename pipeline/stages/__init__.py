@@ -30,7 +30,7 @@ STAGES: Mapping[str, Stage] = {
     "quantize": Stage(quantize, consumes=("pieces",), produces="codes", scope="shard", by_piece=True),
     "scales": Stage(scales, consumes=("codes",), produces="scales", scope="shard"),
     "dequantize": Stage(dequantize, consumes=("pieces",), produces="values", scope="shard", by_piece=True),
-    "convert": Stage(convert, consumes=("pieces",), produces="converted", scope="shard"),
+    "convert": Stage(convert, consumes=("pieces",), produces="converted", scope="shard", by_piece=True),
     "reconcile": Stage(reconcile, consumes=("pieces",), produces="repairs", scope="shard"),
     "rewrite": Stage(
         rewrite,

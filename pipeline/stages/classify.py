@@ -40,9 +40,11 @@ def classify(checkpoint: Checkpoint, parent: Parent) -> tuple[Assignment, ...]:
     globs = GlobSet([row.glob for row in rows])
     matched = {name: globs.matches(name) for name in parent.tensors}
     owner_of = [row.family for row in rows]
-    owners = {
-        name: list(dict.fromkeys(filter(None, map(owner_of.__getitem__, at)))) for name, at in matched.items()
+    # Names that a set of globs can't tell apart have one list of places, so their families are found once.
+    found = {
+        id(at): list(dict.fromkeys(filter(None, map(owner_of.__getitem__, at)))) for at in matched.values()
     }
+    owners = {name: found[id(at)] for name, at in matched.items()}
     if sentence := mismatch(recipe, parent, owners):
         raise PlanError([sentence])
     problems = _capped(
@@ -60,12 +62,15 @@ def classify(checkpoint: Checkpoint, parent: Parent) -> tuple[Assignment, ...]:
     problems += _capped(torn_pairs(assignments, parent.tensors), "tensors without what they belong to")
     problems += _capped(mixed_origins(assignments, recipe.fused, parent), "weights of two checkpoints")
     problems += _capped(_orphans(families, assignments), "scales that would be consumed")
-    grouped = {name for name, at in matched.items() if any(owner_of[place] is None for place in at)}
+    groups = {place for place, owner in enumerate(owner_of) if owner is None}
+    grouped = {name for name, at in matched.items() if not groups.isdisjoint(at)}
     problems += _uneven(
         recipe.fused, {each.source.name: each for each in assignments if each.source.name in grouped}
     )
     if problems:
         raise PlanError(problems)
+    if not any(action.surveys for action in {id(each.action): each.action for each in assignments}.values()):
+        return tuple(assignments)
     return tuple(_with_partners(assignments, recipe.fused))
 
 
@@ -106,6 +111,8 @@ def _rows(recipe: Recipe) -> list[_Row]:
 
 
 def _assigned(ref: TensorRef, family: str, action: Action, tensors: Mapping[str, TensorRef]) -> Assignment:
+    if action.kind == "copy":
+        return Assignment(ref, family, action)
     return Assignment(ref, family, action, action.scales(ref, tensors), action.reads(ref, tensors))
 
 
@@ -169,6 +176,8 @@ def _unfit(assignments: Sequence[Assignment], parent: Parent) -> Iterable[str]:
     families = {each.source.name: each.family for each in assignments}
     actions = {each.source.name: each.action for each in assignments}
     for each in assignments:
+        if each.action.kind == "copy":
+            continue  # it fits whatever there is
         reason = (
             each.action.why_unfit(each.source, parent.tensors)
             or _why_scales_stay(each, families)

@@ -29,7 +29,8 @@ class Stage:
 
     `run(context, **products)` gets what the stage `consumes`, and of what it `accepts` that which its needs
     produce; it returns its one product. A stage of scope "shard" runs once for each shard. One that is `by_piece`
-    consumes pieces alone and makes a dict, each entry from its piece alone: so several workers can share its work.
+    consumes pieces alone and makes a dict, each entry from the pieces of one parent tensor alone: so several workers
+    can share its work.
     """
 
     run: Callable[..., Any]

@@ -8,9 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-import numpy as np
-from numpy.typing import NDArray
-
 from shardmill.pipeline.container.files import Buffers, Sink, Source
 from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.lock import Lock
@@ -44,6 +41,7 @@ class Settings:
         False  # count each block of every conversion, and publish nothing where one loses something
     )
     scheduler: str | None = None  # address of a dask.distributed scheduler; without one, this machine
+    connections: int = 8  # ranges that are asked of a hub at a time, for each shard being made
 
 
 @dataclass
@@ -83,29 +81,54 @@ class ShardJob:
     inputs: Mapping[
         str, tuple[Source, int]
     ]  # each of the parent's files that it reads, and where its data begin
+    rows: tuple[int, int] | None = (
+        None  # of the one weight that is to be encoded, where others do its other rows
+    )
 
     def place(self, ref: TensorRef) -> tuple[Source, int]:
         """The file that holds a parent's tensor, and the byte of it at which its data begin."""
         source, data_begin = self.inputs[ref.shard]
         return source, data_begin + ref.begin
 
-    def read(self, ref: TensorRef) -> memoryview:
-        """The bytes of a parent's tensor, whichever of the inputs holds it: all at once, so a small one."""
-        source, begin = self.place(ref)
-        data = memoryview(bytearray(ref.bytes))
-        source.read(data, begin)
+    def read(self, ref: TensorRef, begin: int = 0, end: int | None = None) -> memoryview:
+        """Bytes [begin, end) of a parent's tensor, whichever of the inputs holds it, in new memory: so a few."""
+        source, place = self.place(ref)
+        data = memoryview(bytearray((ref.bytes if end is None else end) - begin))
+        source.read(data, place + begin)
         return data
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Run:
+    """Bytes of a tensor that one worker has seen in their order."""
+
+    begin: int  # from the tensor's first byte
+    bytes: int
+    digest: str
+
+
+Runs = tuple[Run, ...]  # of a whole tensor, in order
 
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """One weight [R, C], encoded: its codes are in the sink, its scales f32 [ceil(R/r), ceil(C/c)] here."""
+    """One weight [R, C], or some rows of it, encoded: codes and scales f32 [ceil(R/r), ceil(C/c)] are in the sink."""
 
-    scales: NDArray[np.float32]
-    codes_digest: str
-    source_digest: str
+    codes: Runs
+    scales: Runs
+    source: Runs
     counts: Mapping[str, int]
     is_zero: bool = False  # every weight is zero
+
+    def joined(self, other: Quantized) -> Quantized:
+        """With other rows of the same weight."""
+        return Quantized(
+            tuple(sorted(self.codes + other.codes)),
+            tuple(sorted(self.scales + other.scales)),
+            tuple(sorted(self.source + other.source)),
+            {name: count + other.counts[name] for name, count in self.counts.items()},
+            self.is_zero and other.is_zero,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +149,7 @@ class Products(TypedDict, total=False):
     plan: Plan
     pieces: tuple[Piece, ...]  # of one shard
     codes: dict[str, Quantized]  # weight -> what `quantize` made of it
-    scales: dict[str, bytes]  # scale tensor -> its data
+    scales: dict[str, Runs]  # scale tensor -> digests of its data, which is in the sink and sound
     values: dict[str, Decoded]  # output tensor -> what `dequantize` made
     converted: dict[str, Decoded]  # output tensor -> what `convert` made
     repairs: dict[str, Decoded]  # output tensor -> what `reconcile` made

@@ -12,6 +12,9 @@ from shardmill.pipeline.types import TensorRef
 
 def torn_pairs(assignments: Sequence[Assignment], tensors: Mapping[str, TensorRef]) -> Iterable[str]:
     """A sentence for each tensor that is taken from what it belongs to."""
+    used = {id(each.action): each.action for each in assignments}.values()
+    if not any(action.kind in ("drop", "move") or isinstance(action, Reconcile) for action in used):
+        return
     actions = {each.source.name: each.action for each in assignments}
     moved = {name for name, action in actions.items() if action.kind in ("drop", "move")}
     bases = {

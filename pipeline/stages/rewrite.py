@@ -1,24 +1,24 @@
 """Stage `rewrite`: the output file, from its header to its last byte, and the receipt of what it holds.
 
-The file is walked once in its own order: what the parent holds is copied in runs of adjacent tensors, scales are
-written, codes (already in place) are read back. So the file's sha256 is taken in the same pass, and every code is
-seen twice by different code: as it was made, and as it is in the file.
+The file is walked once in its own order: what the parent holds is copied in runs of adjacent tensors; codes and
+scales, already in place, are read back. So the file's sha256 is taken in the same pass, and every code is seen twice
+by different code: as it was made, and as it is in the file.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from shardmill.pipeline.container.files import CHUNK_BYTES
 from shardmill.pipeline.container.header import header_bytes
-from shardmill.pipeline.errors import BuildError
+from shardmill.pipeline.errors import BuildError, CheckpointError
 from shardmill.pipeline.manifest.digest import TensorHash, TensorSplitter
 from shardmill.pipeline.manifest.records import Receipt
 from shardmill.pipeline.plan.types import Piece
 from shardmill.pipeline.stages.census import Census
-from shardmill.pipeline.stages.job import Decoded, Quantized, ShardJob
+from shardmill.pipeline.stages.job import Decoded, Quantized, Run, Runs, ShardJob
 from shardmill.pipeline.types import TensorRef
 
 Digests = dict[str, str]
@@ -39,23 +39,28 @@ def rewrite(
     job: ShardJob,
     pieces: tuple[Piece, ...],
     codes: Mapping[str, Quantized],
-    scales: Mapping[str, bytes],
+    scales: Mapping[str, Runs],
     **made_elsewhere: Mapping[str, Decoded],
 ) -> Receipt:
     """Fills the sink and returns its Receipt. `made_elsewhere`: what the stages that rewrite accepts have put in it."""
     made = {name: decoded for product in made_elsewhere.values() for name, decoded in product.items()}
     file_hash = hashlib.sha256() if job.settings.file_digests else _NoHash()
     placed = {
-        **{name: quantized.codes_digest for name, quantized in codes.items()},
-        **{name: decoded.digest for name, decoded in made.items()},
+        **{name: quantized.codes for name, quantized in codes.items()},
+        **scales,
+        **{name: (Run(0, 0, decoded.digest),) for name, decoded in made.items()},
     }
     odd: Odd = {name: {"zero": 1} for name, quantized in codes.items() if quantized.is_zero}
     digests = (
-        _rewritten(job, pieces, file_hash, placed, scales, odd)
+        _rewritten(job, pieces, file_hash, placed, odd)
         if job.plan.rewritten
         else _passed_on(job, file_hash, odd)
     )
-    sources = {name: quantized.source_digest for name, quantized in codes.items()}
+    sources = {
+        piece.source.name: _source_digest(job, piece, codes[piece.ref.name].source)
+        for piece in pieces
+        if piece.ref.name in codes
+    }
     for decoded in made.values():
         sources.update(decoded.sources)
     return Receipt(
@@ -79,8 +84,7 @@ def _rewritten(
     job: ShardJob,
     pieces: Sequence[Piece],
     file_hash: Any,
-    placed: Digests,
-    scales: Mapping[str, bytes],
+    placed: Mapping[str, Runs],
     odd: Odd,
 ) -> Digests:
     """`placed`: digests of the tensors whose bytes earlier stages put into the sink. `odd` gains what copies hold."""
@@ -92,10 +96,8 @@ def _rewritten(
         name = run[0].ref.name
         if run[0].part == "bytes":
             digests.update(_copy_run(job, run, file_hash, odd))
-        elif name in placed:
-            digests[name] = _read_back(job, run[0], placed[name], file_hash)
         else:
-            digests[name] = _put(job, run[0], scales[name], file_hash)
+            digests[name] = _read_back(job, run[0], placed[name], file_hash)
     return digests
 
 
@@ -133,29 +135,53 @@ def _copy_run(job: ShardJob, run: Sequence[Piece], file_hash: Any, odd: Odd) -> 
     return splitter.digests()
 
 
-def _put(job: ShardJob, piece: Piece, data: bytes, file_hash: Any) -> str:
-    assert len(data) == piece.ref.bytes, f"{piece.ref.name}: {len(data)} bytes for {piece.ref.bytes}"
-    job.sink.write(data, job.plan.header.data_begin + piece.ref.begin)
-    file_hash.update(data)
-    return TensorHash(data).hexdigest()
-
-
-def _read_back(job: ShardJob, piece: Piece, digest: str, file_hash: Any) -> str:
-    """The digest of what an earlier stage put in place. It is read again only where the file is hashed."""
-    if isinstance(file_hash, _NoHash):
-        return digest
-    seen, buffer = TensorHash(), job.worker.buffers.get("chunk", CHUNK_BYTES)
+def _read_back(job: ShardJob, piece: Piece, known: Runs, file_hash: Any) -> str:
+    """The digest of what earlier stages put in place, read again where the file is hashed or several wrote it."""
+    if len(known) == 1 and isinstance(file_hash, _NoHash):
+        return known[0].digest
     begin = job.plan.header.data_begin + piece.ref.begin
-    for offset in range(begin, begin + piece.ref.bytes, len(buffer)):
-        view = buffer[: min(len(buffer), begin + piece.ref.bytes - offset)]
-        job.sink.read(view, offset)
-        file_hash.update(view)
-        seen.update(view)
-    if seen.hexdigest() != digest:
+    digest = _whole_digest(job, job.sink.read, begin, piece.ref, known, file_hash)
+    if digest is None:
         raise BuildError(
             f"{job.plan.file}: {piece.ref.name}: the read-back differs from what was written; check the disk"
         )
     return digest
+
+
+def _source_digest(job: ShardJob, piece: Piece, known: Runs) -> str:
+    """The digest of a weight in the parent, which is read again where several workers read its rows."""
+    if len(known) == 1:
+        return known[0].digest
+    source, begin = job.place(piece.source)
+    digest = _whole_digest(job, source.read, begin, piece.source, known, _NoHash())
+    if digest is None:
+        raise CheckpointError(
+            f"{source.path}: {piece.source.name} changed while it was read; let its writer finish, then build again"
+        )
+    return digest
+
+
+def _whole_digest(
+    job: ShardJob,
+    read: Callable[[memoryview, int], None],
+    begin: int,
+    ref: TensorRef,
+    known: Runs,
+    file_hash: Any,
+) -> str | None:
+    """The digest of a tensor that is read from `begin` on; None where one of the runs `known` of it has another."""
+    seen, buffer = TensorHash(), job.worker.buffers.get("chunk", CHUNK_BYTES)
+    runs = TensorSplitter([(str(run.begin), run.bytes) for run in known]) if len(known) > 1 else None
+    for done in range(0, ref.bytes, len(buffer)):
+        view = buffer[: min(len(buffer), ref.bytes - done)]
+        read(view, begin + done)
+        file_hash.update(view)
+        seen.update(view)
+        if runs:
+            runs.update(view)
+    digest = seen.hexdigest()
+    found = list(runs.digests().values()) if runs else [digest]
+    return digest if found == [run.digest for run in known] else None
 
 
 def _passed_on(job: ShardJob, file_hash: Any, odd: Odd) -> Digests:

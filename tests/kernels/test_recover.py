@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shardmill.kernels.block_fp8 import NonFinite, decode, encoder, grid, share_exact
+from shardmill.kernels.block_fp8 import decode, encoder, grid
 from shardmill.kernels.formats import E4M3_VALUES, f32_to_bf16, nearest_codes
 from shardmill.kernels.recover import TOP_CODES, recover_scales
 from tests.kernels.conftest import (
@@ -199,17 +199,6 @@ def test_the_share_tells_a_wrong_grid(kernel):
     assert proven(source, (128, 128), kernel).mean() < 0.1
     assert proven(source, (32, 32), kernel).all()
     assert proven(source, (16, 64), kernel).all()
-
-
-def test_share_exact_counts_blocks():
-    """share_exact tells blocks and exact blocks of a strip, for BF16; it claims nothing of other dtypes."""
-    both = np.concatenate([native_copy(52, (32, 32), 32, 96), bell(53, 32, 96)])
-    assert share_exact(both, (32, 32)) == (6, 3)
-    assert share_exact(as_f32(both), (32, 32)) == (6, 0)
-    assert share_exact(as_f32(both).astype(np.float16), (32, 32)) == (6, 0)
-    both[1, 1] = 0x7F80
-    with pytest.raises(NonFinite, match="row 1, column 1"):
-        share_exact(both, (32, 32))
 
 
 def test_blocks_too_tiny_for_row_arithmetic_are_proven_without_it(kernel):

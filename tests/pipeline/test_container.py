@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError, deserialize
 
 from shardmill.pipeline.container.header import header_bytes, lay_out, parse_header, read_header
+from shardmill.pipeline.container.header_text import LARGE_BYTES
 from shardmill.pipeline.errors import CheckpointError
 from shardmill.pipeline.types import DTYPE_BITS, DTYPE_RANK, Header
 from tests.pipeline.parents import LIBRARY_NAMES, library_bytes
@@ -195,6 +196,38 @@ def test_a_header_bomb_is_refused_quickly() -> None:
     text = ",".join(f'"{place}":1' for place in [*range(100_000), 99_999])
     with pytest.raises(CheckpointError, match="'99999' is there twice"):
         parse_header(b"{" + text.encode() + b"}", "s")
+
+
+BOMBS = {
+    "empty lists": b'{"a":[' + b"[]," * 700_000 + b"[]]}",
+    "empty objects": b"{" + b",".join(b'"%d":{}' % place for place in range(200_000)) + b"}",
+    "strings": b"{" + b",".join(b'"%d":""' % place for place in range(200_000)) + b"}",
+    "metadata": b'{"__metadata__":{' + b",".join(b'"%d":""' % place for place in range(200_000)) + b"}}",
+    "a shape": b'{"a":{"dtype":"U8","shape":[1' + b",1" * 1_000_000 + b'],"data_offsets":[0,1]}}',
+    "a string without an end": b'{"a' + b"[" * 2_000_000,
+    "escapes": b'{"' + b"\\n" * 1_000_000 + b'":' + b"[" * 200_000,
+}
+
+
+@pytest.mark.parametrize("kind", sorted(BOMBS))
+def test_a_bomb_is_not_read_as_json(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large text that can be no table of tensors is counted through and refused; no object is made of it."""
+    assert len(BOMBS[kind]) > LARGE_BYTES
+    monkeypatch.setattr("json.loads", None)
+    with pytest.raises(CheckpointError, match="its header is no table of tensors"):
+        parse_header(BOMBS[kind], "s")
+
+
+def test_a_large_header_in_another_form_is_read() -> None:
+    """Spaces, escapes and another order of keys change nothing, whatever the size."""
+    names = [f"layers.{place}.é" for place in range(15_000)]
+    usual = header_bytes(lay_out([(name, "U8", (2, 3)) for name in names], "s", {"a": '[{"}]'}))[8:]
+    other = json.dumps(
+        {name: dict(reversed(value.items())) for name, value in json.loads(usual).items()}, indent=1
+    ).encode()
+    assert min(len(usual), len(other)) > LARGE_BYTES
+    first, second = parse_header(usual, "s"), parse_header(other, "s")
+    assert (first.tensors, first.metadata) == (second.tensors, second.metadata)
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

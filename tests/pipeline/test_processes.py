@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -17,7 +18,17 @@ from shardmill.pipeline.run import schedule, shared
 from shardmill.pipeline.run import shard as shards
 from shardmill.pipeline.run.processes import Fill, Unit, in_processes
 from shardmill.pipeline.stages.job import Settings, StoppedError, Watch
-from tests.pipeline.parents import SCALES, SHARDS, build, micro_tensors, prepare, published, write_parent
+from tests.kernels.conftest import bell
+from tests.pipeline.parents import (
+    SCALES,
+    SHARDS,
+    build,
+    micro_tensors,
+    prepare,
+    published,
+    write_parent,
+    write_shard,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +78,146 @@ def test_a_shard_that_several_workers_share_has_the_same_bytes(
     build(parent, tmp_path / "out", workers=workers)
     assert len(split) >= 2
     assert published(tmp_path / "out") == reference
+
+
+ONE = """\
+format = 1
+name = "one"
+[output]
+profile = "{profile}"
+[[family]]
+name = "q"
+match = "{{a,b,c,d}}.weight"
+{action}
+expect = 4
+"""
+ACTIONS = {
+    **{
+        numerics: ("modelopt-mixed", f'action = "quantize"\nblock = [8, 8]\nnumerics = "{numerics}"')
+        for numerics in ("amax/1", "mse/1", "recover/1", "ue8m0/1")
+    },
+    "convert": ("compressed-tensors", 'action = "convert"\nto = "nvfp4"'),
+}
+
+
+@pytest.mark.parametrize("digests", [True, False])
+@pytest.mark.parametrize("action", ACTIONS)
+def test_one_file_is_shared_by_all_workers_down_to_the_rows_of_a_weight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: str, digests: bool
+) -> None:
+    """A single file with one large weight: every worker has a part of it; shard, manifest and counts are the same."""
+    parent = tmp_path / "parent"
+    parent.mkdir()
+    weights = {name: bell(place, 100 if name == "a" else 8, 64) for place, name in enumerate("abcd")}
+    weights["d"][:] = 0
+    tensors = {f"{name}.weight": ("BF16", bits.shape, bits.tobytes()) for name, bits in weights.items()}
+    write_shard(parent / "model.safetensors", tensors)
+    (parent / "config.json").write_text('{"model_type": "x"}')
+    profile, keys = ACTIONS[action]
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(ONE.format(profile=profile, action=keys))
+    build(parent, tmp_path / "alone", recipe, file_digests=digests)
+    monkeypatch.setattr(shared, "PART_BYTES_MIN", 1)
+    portions: list[shards.Portion] = []
+    parts_of = shared._parts
+
+    def noting(task: Any, most: int) -> Any:
+        groups = parts_of(task, most)
+        portions.extend(portion for group in groups for portion in group)
+        return groups
+
+    monkeypatch.setattr(shared, "_parts", noting)
+    build(parent, tmp_path / "out", recipe, workers=3, file_digests=digests)
+    rows = sorted(portion.rows for portion in portions if portion.rows)
+    if action == "convert":
+        assert len(portions) == 4
+    else:
+        assert (rows[0][0], rows[-1][1]) == (0, 100)
+        assert len(rows) >= 3
+    assert published(tmp_path / "out") == published(tmp_path / "alone")
+
+
+def test_a_shard_larger_than_a_workers_share_is_split_and_finished_before_the_small_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one large file and three small ones, two workers share the large one; its end does not wait for the others."""
+    parent = tmp_path / "parent"
+    parent.mkdir()
+    where = {}
+    for place, name in enumerate("abcd"):
+        bits = bell(place, 400 if name == "a" else 8, 64)
+        file = f"model-{place + 1}.safetensors"
+        write_shard(parent / file, {f"{name}.weight": ("BF16", bits.shape, bits.tobytes())})
+        where[f"{name}.weight"] = file
+    (parent / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    (parent / "config.json").write_text('{"model_type": "x"}')
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(ONE.format(profile="modelopt-mixed", action=ACTIONS["amax/1"][1]))
+    monkeypatch.setattr(shared, "PART_BYTES_MIN", 1)
+    names: list[str] = []
+    shared_out = schedule.shared_out
+
+    def noting(tasks: Any, most: int) -> Any:
+        units, work = shared_out(tasks, most)
+        names.extend(unit.name for unit in units)
+        return units, work
+
+    monkeypatch.setattr(schedule, "shared_out", noting)
+    build(parent, tmp_path / "out", recipe, workers=2)
+    large = [name for name in names if name.startswith("model-1")]
+    assert names[: len(large)] == large
+    assert len(large) >= 2 + 3
+    assert sorted(names[len(large) :]) == [f"model-{place}.safetensors" for place in (2, 3, 4)]
+
+
+@pytest.mark.parametrize("action", ["amax/1", "convert"])
+def test_kernels_are_compiled_before_workers_are_forked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    """What a worker gets has encoded a little already, and a block for the whole matrix is no reason to encode much."""
+    pytest.importorskip("numba", reason="needs the extra `fast`")
+    parent = tmp_path / "parent"
+    parent.mkdir()
+    bits = bell(1, 64, 64)
+    tensors = {f"{name}.weight": ("BF16", bits.shape, bits.tobytes()) for name in "abcd"}
+    write_shard(parent / "model.safetensors", tensors)
+    (parent / "config.json").write_text('{"model_type": "x"}')
+    profile, keys = ACTIONS[action]
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(ONE.format(profile=profile, action=keys.replace("[8, 8]", "[1048576, 1048576]")))
+    found: list[dict[str, Any]] = []
+    compiled = schedule.compiled
+    monkeypatch.setattr(schedule, "compiled", lambda tasks: found.append(compiled(tasks)) or found[-1])
+    build(parent, tmp_path / "out", recipe, workers=2, kernel="numba")
+    assert list(found[0]) == [{"amax/1": "numba", "convert": "codes numba"}[action]]
+
+
+def test_rows_that_are_not_what_a_worker_wrote_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each worker's rows have a digest of their own, which the one that finishes the file compares."""
+    parent = tmp_path / "parent"
+    parent.mkdir()
+    bits = bell(1, 64, 64)
+    tensors = {f"{name}.weight": ("BF16", bits.shape, bits.tobytes()) for name in "abcd"}
+    write_shard(parent / "model.safetensors", tensors)
+    (parent / "config.json").write_text('{"model_type": "x"}')
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(ONE.format(profile="modelopt-mixed", action=ACTIONS["amax/1"][1]))
+    monkeypatch.setattr(shared, "PART_BYTES_MIN", 1)
+    fill_rest = shards.fill_rest
+
+    def spoilt(task: Any, parts: Any, staged: Path, *rest: Any) -> Any:
+        with staged.open("r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            last = file.read(1)
+            file.seek(-1, os.SEEK_END)
+            file.write(bytes([last[0] ^ 1]))
+        return fill_rest(task, parts, staged, *rest)
+
+    monkeypatch.setattr(shards, "fill_rest", spoilt)
+    with pytest.raises(BuildError, match="differs from what was written"):
+        build(parent, tmp_path / "out", recipe, workers=16, file_digests=False)
 
 
 def test_work_is_done_in_other_processes_than_this_one() -> None:

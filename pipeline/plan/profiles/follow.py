@@ -29,7 +29,8 @@ def follow(
 ) -> dict[str, Any]:
     """`config` in the names of the child. renamed: parent tensor -> output tensor; before and after: all tensors."""
     modules = {_module(old): _module(new) for old, new in renamed.items() if _module(old) != _module(new)}
-    gone = {_module(name) for name in before} - {_module(name) for name in after} - set(modules)
+    lost = {_module(name) for name in before.keys() - after.keys()} - set(modules)
+    gone = lost - {_module(name) for name in after} if lost else lost
     if not modules and not gone:
         return dict(config)
     return {key: _followed(key, value, modules, gone) for key, value in config.items()}

@@ -158,10 +158,14 @@ def _declared(child: Child, profile: str, algo: str) -> tuple[dict[str, Any], in
 def _nvfp4_entries(child: Child) -> dict[str, dict[str, Any]]:
     """Entries of the Linears that are packed NVFP4: U8 nibbles [R, C/2] beside E4M3 scales [R, C/group]."""
     found: dict[str, dict[str, Any]] = {}
+    entries: dict[int, dict[str, Any]] = {}  # one for all modules that share it
     for name, ref in child.tensors.items():
+        if ref.dtype != "U8":
+            continue
         scale = child.tensors.get(name + "_scale")
         if name not in child.conversions and scale is not None and (group := _group(ref, scale)):
-            found[module_of(name)] = {"quant_algo": "NVFP4", "group_size": group}
+            entry = entries.setdefault(group, {"quant_algo": "NVFP4", "group_size": group})
+            found[module_of(name)] = entry
     return found
 
 

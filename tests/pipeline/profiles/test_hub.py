@@ -224,7 +224,7 @@ def test_an_answer_of_other_bytes_is_refused(headers: dict[str, str | None], wor
         if value is not None:
             message[name] = value
     file = RemoteFile("http://nowhere/x", 100, until=12)
-    file._at, file._end, file._etag = 8, 12, '"old"'
+    file._at, file._end, file.etag = 8, 12, '"old"'
     with pytest.raises(WrongAnswerError, match=words):
         file._refuse_other_bytes(cast(HTTPResponse, SimpleNamespace(status=206, headers=message)), 8)
 

@@ -211,7 +211,7 @@ class TestHub:
         assert [(f.slug, f.file) for f in report.findings] == [("file-digest", "tokenizer.json")]
 
     def test_an_unknown_repository_is_a_sentence(self, server: Server) -> None:
-        with pytest.raises(PlaceError, match="hub answered"):
+        with pytest.raises(PlaceError, match=r"the hub at http://127\.0\.0\.1:\d+ answered"):
             hub_repository("hf://org/none@main", server.address)
 
     def test_a_hub_that_states_no_sizes_is_a_sentence(

@@ -117,7 +117,7 @@ def hub_repository(place: str, endpoint: str | None = None) -> Remote:
         info = api.model_info(name, revision=revision or None, files_metadata=True)
     except Exception as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise PlaceError(f"{place}: the hub answered: {lines[0][:200]}") from None
+        raise PlaceError(f"{place}: the hub at {api.endpoint} answered: {lines[0][:200]}") from None
     commit = info.sha or ""
     if not _COMMIT.fullmatch(commit):
         raise PlaceError(f"{place}: the hub named no commit, so nothing can be pinned.")

@@ -50,13 +50,24 @@ def _layout_variables(layout: str) -> dict[str, str]:
 
 
 def _lines(report: preflight.Report) -> list[str]:
+    if all(
+        row.state.startswith("refused: ") for row in report.states
+    ):  # one reason for all of them, told below
+        lines = [f"none of the {len(report.states)} patches is applied; --json lists them"]
+    else:
+        lines = _ledger(report)
+    lines += [f"{finding.level}: {finding.subject}: {finding.told}" for finding in report.findings]
+    return [*lines, "preflight: ok" if report.ok else "preflight: refused"]
+
+
+def _ledger(report: preflight.Report) -> list[str]:
+    """Three lines a patch: its state here, what it changes, and until when."""
     lines = []
     for row in report.states:
         lines.append(f"{row.patch.name} ({row.patch.kind}): {row.state}")
         lines.append(f"    {row.patch.target}: {row.patch.why}")
         lines.append(f"    until {row.patch.remove_when}; upstream: {row.patch.upstream}")
-    lines += [f"{finding.level}: {finding.subject}: {finding.told}" for finding in report.findings]
-    return [*lines, "preflight: ok" if report.ok else "preflight: refused"]
+    return lines
 
 
 def run_serve(

@@ -26,6 +26,7 @@ from shardmill.runtime_patch.ledger import LEDGER, VLLM, mismatches
 
 log = logging.getLogger("vllm.shardmill")
 
+_NO_VLLM = "vLLM is not installed"
 _named: list[bool] = []  # not empty once `register` has run in this process
 _applied: dict[str, str] = {}  # patch name -> "applied" or "not needed: why"; one process, filled once
 
@@ -84,6 +85,8 @@ def check_vllm(chosen: settings.Settings) -> None:
     if chosen.unchecked:
         log.warning("shardmill patches a vLLM that was not checked: %s", told)
         return
+    if told == _NO_VLLM:
+        raise PatchError(f"{told}. Install vllm=={VLLM} into the environment that serves, and ask there")
     raise PatchError(
         f"{told}. The plugin was checked against vLLM {VLLM} on CUDA alone: install vllm=={VLLM}, leave the plugin "
         f"out (VLLM_PLUGINS=''), or set {settings.UNCHECKED}=1"
@@ -94,7 +97,7 @@ def vllm_problems() -> list[str]:
     """What differs between the installed vLLM and the one that was read; empty where nothing does."""
     root = package_root("vllm")
     if root is None:
-        return ["vLLM is not installed"]
+        return [_NO_VLLM]
     other = other_vllm()
     return ([other] if other else []) + mismatches(root)
 
@@ -104,7 +107,7 @@ def other_vllm() -> str | None:
     try:
         got = version("vllm")
     except PackageNotFoundError:
-        return "vLLM is not installed"
+        return _NO_VLLM
     if got.split("+")[0] != VLLM:
         return f"version {got}, expected {VLLM}"
     platform = _platform()

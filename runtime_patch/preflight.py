@@ -6,6 +6,7 @@ a warning that it would be served slower or less exactly than it could be.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -68,6 +69,9 @@ def run(model: Path | None, preset: presets.Preset | None, environ: Mapping[str,
 
 def _apply() -> str | None:
     """Why the plugin cannot be applied here, or None."""
+    logging.getLogger("vllm.shardmill").addHandler(
+        logging.NullHandler()
+    )  # the findings say what it would warn of
     try:
         plugin.register()
         plugin.activate()

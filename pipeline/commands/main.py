@@ -250,7 +250,9 @@ def answer() -> int:
 
 def _lost_its_reader() -> bool:
     """Whether click or rich met a broken pipe: each then replaces standard output and exits with 1, as findings do."""
-    if type(sys.stdout).__name__ == "PacifyFlushWrapper":
+    if type(sys.stdout).__name__.endswith(
+        "PacifyFlushWrapper"
+    ):  # click 8.5 put an underscore before the name
         return True
     return _HAD_READER and _is_devnull(1)
 

@@ -13,6 +13,7 @@ import click
 from rich.box import HEAVY_HEAD, SIMPLE
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from shardmill.pipeline.commands.options import (
@@ -25,7 +26,7 @@ from shardmill.pipeline.commands.options import (
     source_option,
 )
 from shardmill.pipeline.commands.printable import printable
-from shardmill.pipeline.commands.progress import human, meter
+from shardmill.pipeline.commands.progress import counted, human, meter
 from shardmill.pipeline.commands.recipe import parent_words, planned
 from shardmill.pipeline.container.hub import Mirror
 from shardmill.pipeline.errors import PlanError
@@ -38,6 +39,7 @@ from shardmill.pipeline.stages.job import Prepared, Settings, Watch
 LEFT_SHOWN = 40
 _SEED_BITS = 32  # enough that nobody can foresee the draw, few enough to type
 _PIPED_WIDTH = 120
+_ENDLESS = 1 << 16
 _WIDE = 100  # columns that the whole table needs, with names as long as they usually are
 _COLUMNS = ("family", "action", "block", "tensors", "before", "after", "scales")
 _NEEDS_WIDTH = {"before": _WIDE, "scales": _WIDE, "after": 72, "tensors": 62}
@@ -136,7 +138,7 @@ def _free(out: Path) -> int:
 
 
 def _table(recipe: str, families: dict[str, Any], width: int) -> Table:
-    """A row a family. Where the terminal is narrow, sizes give way, never names."""
+    """A row a family. Where the terminal is narrow, sizes give way."""
     shown = [name for name in _COLUMNS if width >= _NEEDS_WIDTH.get(name, 0)]
     table = Table(
         title=escape(f"{recipe}: from the parent to the output"), box=SIMPLE if width < _WIDE else HEAVY_HEAD
@@ -153,19 +155,31 @@ def _table(recipe: str, families: dict[str, Any], width: int) -> Table:
     return table
 
 
+def _show_lines(families: dict[str, Any]) -> None:
+    """A line a family, where the terminal has no room for a table with whole names."""
+    for name, family in families.items():
+        block = " [{},{}]".format(*family["block"]) if family["block"] else ""
+        click.echo(f"{printable(name)}: {family['action']}{block}, {counted(family['tensors'], 'tensor')}")
+
+
 def _show_plan(prepared: Prepared, facts: dict[str, Any]) -> None:
     console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
-    console.print(_table(printable(prepared.plan.recipe), facts["families"], console.width))
+    table = _table(printable(prepared.plan.recipe), facts["families"], console.width)
+    if Measurement.get(console, console.options.update(max_width=_ENDLESS), table).maximum <= console.width:
+        console.print(table)
+    else:
+        _show_lines(facts["families"])
     for side in ("parent", "output"):
         sums = facts[side]
         click.echo(
-            f"{side}: {sums['files']} files, {sums['tensors']:,} tensors, {sums['tensor_bytes']:,} tensor bytes, "
-            f"{sums['file_bytes']:,} file bytes ({human(sums['file_bytes'])})"
+            f"{side}: {counted(sums['files'], 'file')}, {counted(sums['tensors'], 'tensor')}, "
+            f"{sums['tensor_bytes']:,} tensor bytes, {sums['file_bytes']:,} file bytes ({human(sums['file_bytes'])})"
         )
     rewritten = len(facts["files_rewritten"])
     click.echo(
-        f"{facts['converted']:,} tensors convert; {rewritten} files are rewritten, "
-        f"{facts['output']['files'] - rewritten} passed on; config.json gets {facts['config_entries']:,} entries"
+        f"{facts['converted']:,} tensors convert; {counted(rewritten, 'file')} {'is' if rewritten == 1 else 'are'} "
+        f"rewritten, {facts['output']['files'] - rewritten} passed on; "
+        f"config.json gets {facts['config_entries']:,} entries"
     )
     _show_sources(facts.get("sources", {}))
     _show_side_files(facts["side_files"])

@@ -9,6 +9,8 @@ import click
 from shardmill.pipeline.commands.main import shardmill
 
 _HEAD = """# Commands
+Every command with its options.
+
 Written from the commands by `python -m shardmill.pipeline.commands.reference`; `--help` prints the same.
 """
 

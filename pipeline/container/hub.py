@@ -68,8 +68,7 @@ def sparse_mirror(place: str) -> Path:
     try:
         info = api.model_info(repository, revision=revision, files_metadata=True)
     except Exception as error:
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ShardmillError(f"{place}: the hub answers: {said[:200]}") from None
+        raise ShardmillError(f"{place}: {_refusal(error, str(api.endpoint))}") from None
     commit = str(info.sha)
     if not _COMMIT.fullmatch(commit):
         raise ShardmillError(f"{place}: the hub names the commit {commit[:80]!r}, which is no commit hash")
@@ -80,6 +79,17 @@ def sparse_mirror(place: str) -> Path:
         digests = {file.rfilename: file.lfs.sha256 for file in files if getattr(file, "lfs", None)}
         _make(folder, repository, f"{api.endpoint}/{repository}/resolve/{commit}", sizes, digests)
     return folder
+
+
+def _refusal(error: Exception, endpoint: str) -> str:
+    """What the hub said, and where to look: a private repository answers as one that is not there."""
+    kind, status = type(error).__name__, getattr(getattr(error, "response", None), "status_code", None)
+    if kind == "RevisionNotFoundError":
+        return f"the repository at {endpoint} has no such revision; name a branch, a tag or a commit"
+    if status in (401, 403, 404):
+        return f"no such repository at {endpoint}, or it is not for you to see: correct the name, or set HF_TOKEN"
+    said = (str(error).strip().splitlines() or [kind])[0]
+    return f"the hub at {endpoint} answers: {said[:200]}; HF_ENDPOINT names another"
 
 
 def _size(place: str, name: str, size: Any) -> int:

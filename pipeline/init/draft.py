@@ -13,7 +13,7 @@ from shardmill.pipeline.formats.module import is_further_part
 from shardmill.pipeline.init.decide import Aim, Decision, axes_of, deals_kv, decide, fused, kv_heads
 from shardmill.pipeline.init.look import UNKNOWN, text_config
 from shardmill.pipeline.init.names import by_pattern, globs_for, numbers
-from shardmill.pipeline.init.vocabulary import NATIVE_FP8, Group
+from shardmill.pipeline.init.vocabulary import NATIVE_FP8, Group, family_name
 from shardmill.pipeline.init.write import (
     AliasText,
     FamilyText,
@@ -152,11 +152,12 @@ def _families(
     seen: dict[str, int] = defaultdict(int)
     families = []
     for decision, tensors in sorted(members.items(), key=lambda item: item[0].reason is not None):
-        seen[decision.family] += 1
-        number = f" {seen[decision.family]}" if seen[decision.family] > 1 else ""
+        called = family_name(decision.family, tensors)
+        seen[called] += 1
+        number = f" {seen[called]}" if seen[called] > 1 else ""
         families.append(
             FamilyText(
-                name=decision.family + number,
+                name=called + number,
                 match=tuple(globs_for(tensors, patterns)),
                 block=(decision.block.rows, decision.block.cols) if decision.block else None,
                 source_block=(decision.source_block.rows, decision.source_block.cols)

@@ -6,7 +6,7 @@ and vLLM 0.33.0's packed modules. Rows are tried in order, the first that matche
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -27,6 +27,8 @@ class Row:
     model_types: tuple[str, ...] = ()
 
 
+MLPS = "shared experts + dense MLP"  # of one meaning; `family_name` says which of the two a model has
+_SHARED = frozenset(("shared_experts", "shared_expert", "shared_mlp"))
 _ATTENTION = "**.{self_attn,attention}"
 _EXPERT = "**.experts.*"
 _VISION = "**.{visual,vision_tower,vision_model}"
@@ -175,7 +177,7 @@ ROWS: tuple[Row, ...] = (
         (_EXPERT + ".{gate,up,down}_proj.weight", _EXPERT + ".{w1,w2,w3}.weight"),
     ),
     Row(
-        "shared experts + dense MLP",
+        MLPS,
         (
             "**.{shared_experts,shared_expert,share_expert}.{gate,up,down}_proj.weight",
             "**.{mlp,block_sparse_moe}.{gate,up,down,gate_up}_proj.weight",  # the latter: Kimi as transformers saves it
@@ -212,6 +214,14 @@ ROWS: tuple[Row, ...] = (
         "vectors, no Linear",
     ),
 )
+
+
+def family_name(family: str, tensors: Iterable[str]) -> str:
+    """What a family of these tensors is called: of shared experts and dense MLPs those that are there."""
+    shared = {not _SHARED.isdisjoint(tensor.split(".")) for tensor in tensors}
+    if len(shared) > 1:
+        return family
+    return family.replace(MLPS, "shared experts" if shared == {True} else "dense MLP")
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,8 +271,8 @@ GROUPS: tuple[Group, ...] = (
 # Models whose makers published block FP8 [128,128], and the families of which BF16 copies decode from it: model_type
 # -> families. `recover/1` finds those codes and scales again, and is `amax/1` where a block was never FP8.
 NATIVE_FP8: Mapping[str, tuple[str, ...]] = {
-    "glm5_next": ("MLA q_a/kv_a/q_b", "shared experts + dense MLP"),
-    "deepseek_v3": ("MLA q_a/kv_a/q_b", "o_proj", "routed experts", "shared experts + dense MLP"),
+    "glm5_next": ("MLA q_a/kv_a/q_b", MLPS),
+    "deepseek_v3": ("MLA q_a/kv_a/q_b", "o_proj", "routed experts", MLPS),
 }
 
 # What tensor-parallel ranks share out. What is not here stands whole on each rank.

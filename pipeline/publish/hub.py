@@ -42,7 +42,7 @@ class Hub:
         try:
             from huggingface_hub import CommitOperationCopy, HfApi
         except ImportError:
-            raise HubError(f"{place}: needs huggingface_hub; pip install 'shardmill[hub]'") from None
+            raise HubError(f"{place}: needs huggingface_hub; pip install huggingface_hub") from None
         if "src_repo_id" not in signature(CommitOperationCopy).parameters:
             raise HubError(f"{place}: needs a newer huggingface_hub; pip install --upgrade huggingface_hub")
         self._api = HfApi(endpoint=hub_address(), library_name="shardmill")

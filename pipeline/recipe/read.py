@@ -90,7 +90,10 @@ def _layers(path: Path, readers: tuple[Path, ...]) -> list[tuple[dict[str, Any],
         table = tomllib.loads(text.removeprefix("\ufeff"))
     except OSError as error:
         advice = "name the recipe with -c: your file, one of `shardmill recipes`, or a draft of `shardmill init DIR`"
-        raise RecipeError([f"{path}: cannot be read: {error.strerror}; {advice}"]) from None
+        why = (
+            "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+        )
+        raise RecipeError([f"{path}: {why}; {advice}"]) from None
     except (ValueError, RecursionError) as error:  # tomllib's own, of numbers without end, of UTF-8, of depth
         raise RecipeError([f"{path}: not valid TOML: {error}"]) from None
     base = table.pop("extends", None)

@@ -16,6 +16,7 @@ from shardmill.pipeline.errors import BuildError, PlanError
 from shardmill.pipeline.manifest.state import Memory, Staged
 from shardmill.pipeline.manifest.store import Store
 from shardmill.pipeline.plan.types import Plan, ShardPlan
+from shardmill.pipeline.run import kernel as kernels
 from shardmill.pipeline.run.consume import Consumer, refuse_interrupted, refuse_lost
 from shardmill.pipeline.run.locking import locked
 from shardmill.pipeline.run.lossless import never_exact, uncounted
@@ -107,6 +108,8 @@ def _build(
     store.sweep(keep=resumed)
     bytes_read = sum(input_bytes(parent, shard) for shard in todo)
     begin(bytes_read)
+    settings = kernels.chosen(settings, bytes_read)
+    kernels.tell_of_compiling(settings, todo, tell)
     if settings.consume:
         workers, prepared = Consumer(prepared, store, memory, settings, watch, tell).make(todo)
     else:

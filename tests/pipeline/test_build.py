@@ -282,7 +282,7 @@ def test_metadata_of_a_rewritten_shard_are_kept_sorted(tmp_path: Path) -> None:
     assert (
         (tmp_path / "out" / SHARDS[0])
         .read_bytes()[8:]
-        .startswith('{"__metadata__":{"a":"ä","z":"1"},'.encode())
+        .startswith('{"__metadata__":{"a":"ä","format":"pt","z":"1"},'.encode())
     )
 
 
@@ -404,7 +404,7 @@ def test_a_parent_without_metadata_or_quantization_converts(tmp_path: Path) -> N
     declared = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     assert declared["quant_method"] == "modelopt"
     assert declared["quant_algo"] == "MIXED_PRECISION"
-    expected = library_bytes(expected_tensors(micro_tensors()[SHARDS[0]]))
+    expected = library_bytes(expected_tensors(micro_tensors()[SHARDS[0]]), {"format": "pt"})
     assert (tmp_path / "out" / SHARDS[0]).read_bytes() == expected
 
 

@@ -114,7 +114,7 @@ def test_what_is_no_recipe_is_refused(tmp_path: Path, text: str, words: str) -> 
 
 
 def test_a_recipe_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"nowhere\.toml: cannot be read"):
+    with pytest.raises(RecipeError, match=r"nowhere\.toml: does not exist"):
         load(tmp_path / "nowhere.toml")
 
 
@@ -166,7 +166,7 @@ def test_a_recipe_that_extends_itself_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_extended_recipe_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"nowhere\.toml: cannot be read"):
+    with pytest.raises(RecipeError, match=r"nowhere\.toml: does not exist"):
         load(write_recipe(tmp_path, 'extends = "nowhere.toml"\n'))
 
 

@@ -329,3 +329,21 @@ def test_tuned_configurations_change_no_other_model(tmp_path, monkeypatch):
     tuned_configs.wrap(module)
     (tmp_path / tuned_configs.file_name(64, 32, "NVIDIA_H200", 128)).write_text("{}")
     assert module.get_w8a8_block_fp8_configs(64, 32, 128, 128) == ("vLLM", (64, 32, 128, 128))
+
+
+def test_where_no_patch_is_applied_the_reason_comes_first(monkeypatch, capsys):
+    """One reason for all of them is one line, not a table of ten."""
+    monkeypatch.setattr(preflight, "_apply", lambda: "vLLM is not installed. Install it")
+    monkeypatch.setattr(plugin, "_applied", {})
+    assert main.run_preflight(None, None, as_json=False) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"none of the {len(preflight.LEDGER)} patches is applied; --json lists them"
+    assert lines[1] == "error: plugin: vLLM is not installed. Install it"
+
+
+def test_without_vllm_the_advice_is_to_install_it(monkeypatch):
+    """Serving on an unchecked vLLM is no way out where there is none."""
+    monkeypatch.setattr(plugin, "vllm_problems", lambda: ["vLLM is not installed"])
+    with pytest.raises(PatchError, match=r"Install vllm==") as refusal:
+        plugin.check_vllm(preflight.settings.read({}))
+    assert "UNCHECKED" not in str(refusal.value)

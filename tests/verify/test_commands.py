@@ -196,6 +196,25 @@ def test_where_there_is_no_terminal_progress_is_a_line_every_ten_seconds(
         for done in (1, 2, 3, 4):
             bar(done * 10**9, 8 * 10**9)
     assert capsys.readouterr().err.splitlines() == [
-        "2.0 of 8.0 GB, 0.18 GB/s, 33 s left",
-        "4.0 of 8.0 GB, 0.18 GB/s, 22 s left",
+        "verify: 1.9 GiB of 7.5 GiB, 173.4 MiB/s, 33 s left",
+        "verify: 3.7 GiB of 7.5 GiB, 173.4 MiB/s, 22 s left",
+    ]
+
+
+def test_progress_names_the_question_and_counts_what_it_counts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of several questions each has its own rate, from when the one before ended."""
+    from shardmill.verify.commands import options
+
+    now = iter([0.0, 100.0, 120.0, 140.0])
+    monkeypatch.setattr(options.time, "monotonic", lambda: next(now))
+    with options.Bar() as bar:
+        bar.of("integrity")(1 << 30, 1 << 30)
+        bar.of("reproduce")(1000, 4000)
+        bar.of("reproduce")(2000, 4000)
+    assert capsys.readouterr().err.splitlines() == [
+        "integrity: 1.0 GiB of 1.0 GiB, 10.2 MiB/s, 0 s left",
+        "reproduce: 1,000 blocks of 4,000 blocks, 50 blocks/s, 60 s left",
+        "reproduce: 2,000 blocks of 4,000 blocks, 50 blocks/s, 40 s left",
     ]

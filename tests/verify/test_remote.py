@@ -20,6 +20,7 @@ from shardmill.verify.reading.places import PlaceError, hub_repository, web_fold
 from shardmill.verify.reading.remote import Address, _Redirects
 from shardmill.verify.reading.source import Folder
 from shardmill.verify.rules.findings import Report, UnreadableError
+from tests.verify import web
 from tests.verify.web import SHA, Server, serving
 from tests.verify.zoo.clean import LM, mixed_child, nvfp4_parent
 from tests.verify.zoo.model import patch
@@ -210,8 +211,18 @@ class TestHub:
         assert [(f.slug, f.file) for f in report.findings] == [("file-digest", "tokenizer.json")]
 
     def test_an_unknown_repository_is_a_sentence(self, server: Server) -> None:
-        with pytest.raises(PlaceError, match="hub answered"):
+        with pytest.raises(PlaceError, match=r"the hub at http://127\.0\.0\.1:\d+ answered"):
             hub_repository("hf://org/none@main", server.address)
+
+    def test_a_hub_that_states_no_sizes_is_a_sentence(
+        self, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Files of unknown size are not judged as if they were empty."""
+        row = {"rfilename": FILE}
+        told = {"id": "org/repo", "modelId": "org/repo", "sha": SHA, "siblings": [row], "tags": []}
+        monkeypatch.setattr(web, "_model_info", lambda folder: told)
+        with pytest.raises(PlaceError, match=f"states no size for {FILE}"):
+            hub_repository(f"hf://org/repo@{SHA}", server.address)
 
     def test_a_malformed_place_is_a_sentence(self) -> None:
         with pytest.raises(PlaceError, match="write hf://org/repo@revision"):

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from shardmill.verify.commands.group import verify
-from tests.verify.zoo.clean import plain
+from tests.verify.zoo.clean import mixed_child, plain
 from tests.verify.zoo.llama import whole
 from tests.verify.zoo.model import Blob
 
@@ -69,3 +69,11 @@ def test_headers_alone_judge_a_weight_in_part(tmp_path: Path) -> None:
     whole().write(tmp_path)
     _, value = _json("integrity", tmp_path, "--headers-only")
     assert (value["status"], value["coverage"]["judged"]) == ("partial", {})
+
+
+def test_origin_without_a_parent_is_not_asked(tmp_path: Path) -> None:
+    """The traits are listed, and no formula was compared: that is no clean answer."""
+    mixed_child().write(tmp_path / "child")
+    result = CliRunner().invoke(verify, ["origin", str(tmp_path / "child")])
+    assert (result.exit_code, "origin: not asked" in result.output) == (2, True)
+    assert "block FP8: scales in" in result.output, result.output

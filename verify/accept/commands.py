@@ -49,7 +49,18 @@ class RefusedError(click.ClickException):
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 
 
-@click.group("accept")
+class _WholeSentences(click.Group):
+    """A group whose list of commands has their first sentences in full; click truncates them to a line."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [
+            (name, (command.help or "").split("\n\n")[0]) for name, command in sorted(self.commands.items())
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, " ".join(line.split())) for name, line in rows])
+
+
+@click.group("accept", cls=_WholeSentences)
 def accept() -> None:
     """Is a served checkpoint as good as the one it was made from? Asked over the OpenAI-compatible API.
 

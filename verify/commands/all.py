@@ -65,16 +65,16 @@ def all_command(
 
 def ask_all(source: Source, parent: Source | None, bar: Bar, seed: int | None = None) -> list[Report]:
     reports = [
-        integrity(source, parent, progress=bar),
-        lint(source, LintOptions(seed=seed), bar),
+        integrity(source, parent, progress=bar.of("integrity")),
+        lint(source, LintOptions(seed=seed), bar.of("lint")),
         unasked(loads(source, beside=True), "loads"),
     ]
     if parent is None:
         return [*reports, *(_without_parent(question) for question in ("roundtrip", "reproduce"))]
     return [
         *reports,
-        unasked(roundtrip(source, parent, Limits(), progress=bar), "values"),
-        unasked(reproduce(source, parent, seed=seed, progress=bar), "blocks"),
+        unasked(roundtrip(source, parent, Limits(), progress=bar.of("roundtrip")), "values"),
+        unasked(reproduce(source, parent, seed=seed, progress=bar.of("reproduce")), "blocks"),
     ]
 
 

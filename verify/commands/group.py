@@ -28,7 +28,7 @@ QUESTIONS: Mapping[str, tuple[str, str]] = {  # question -> (module:command, one
     ),
     "loads": (
         "shardmill.verify.commands.loads:loads_command",
-        "Would vLLM load it, and which module takes each tensor?",
+        "Which loader takes every tensor, and in which module?",
     ),
     "diff": ("shardmill.verify.commands.pairs:diff_command", "What differs between two checkpoints?"),
     "roundtrip": (

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from shardmill.verify.reading.parents import Parents
+from shardmill.verify.reading.progress import Heard
 from shardmill.verify.reading.remote import LIMITS, Limits
 from shardmill.verify.reading.source import Folder, Source
 from shardmill.verify.rules.findings import Report, printable
@@ -119,18 +120,34 @@ class Bar:
     def __init__(self) -> None:
         self._bar = _terminal_bar() if sys.stderr.isatty() and not _quiet() else None
         self._lines = self._bar is None and not _quiet()
-        self._started = self._shown = time.monotonic()
+        self._question = ""
+        self._started = self._shown = self._heard = time.monotonic()
 
     def __call__(self, done: int, total: int) -> None:
+        """Hears of the command's own question."""
+        context = click.get_current_context(silent=True)
+        self._show(context.info_name or "" if context else "verify", done, total)
+
+    def of(self, question: str) -> Heard:
+        """Hears of one question of several."""
+        return lambda done, total: self._show(question, done, total)
+
+    def _show(self, question: str, done: int, total: int) -> None:
         now = time.monotonic()
+        if question != self._question:  # it began when the one before was last heard of
+            self._question, self._started = question, self._heard
+        self._heard = now
         if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=done, total=total)
+            words = f"{_counted(question, done)} of {_counted(question, total)}"
+            self._bar.update(
+                self._bar.task_ids[0], description=question, completed=done, total=total, words=words
+            )
             if now - self._shown >= _SECONDS_BETWEEN_FRAMES:
                 self._shown = now
                 self._bar.refresh()
         elif self._lines and now - self._shown >= _SECONDS_BETWEEN_LINES:
             self._shown = now
-            click.echo(_line(done, total, now - self._started), err=True)
+            click.echo(_line(question, done, total, now - self._started), err=True)
 
     def __enter__(self) -> Bar:
         if self._bar is not None:
@@ -148,11 +165,26 @@ def _quiet() -> bool:
     return context is not None and bool(context.find_root().params.get("quiet"))
 
 
-def _line(done: int, total: int, seconds: float) -> str:
-    """`1.2 of 3.9 GB, 0.31 GB/s, 9 s left`"""
-    rate = done / seconds
-    left = f", {(total - done) / rate:.0f} s left" if rate else ""
-    return f"{done / 1e9:.1f} of {total / 1e9:.1f} GB, {rate / 1e9:.2f} GB/s{left}"
+def _line(question: str, done: int, total: int, seconds: float) -> str:
+    """`integrity: 1.2 GiB of 3.9 GiB, 0.3 GiB/s, 9 s left`"""
+    rate = done / seconds if seconds else 0.0
+    speed = f", {_counted(question, int(rate))}/s, {(total - done) / rate:.0f} s left" if rate else ""
+    return f"{question}: {_counted(question, done)} of {_counted(question, total)}{speed}"
+
+
+_COUNTS = {"origin": "weights", "reproduce": "blocks"}  # questions that do not count bytes
+
+
+def _counted(question: str, count: int) -> str:
+    """`1.2 GiB`, or `1,200 blocks` of a question that counts them."""
+    if question in _COUNTS:
+        return f"{count:,} {_COUNTS[question]}"
+    size = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
 
 
 def _terminal_bar() -> Progress:
@@ -160,12 +192,12 @@ def _terminal_bar() -> Progress:
     from rich.console import Console
 
     columns = (
+        progress.TextColumn("{task.description}"),
         progress.BarColumn(),
-        progress.DownloadColumn(),
-        progress.TransferSpeedColumn(),
+        progress.TextColumn("{task.fields[words]}"),
         progress.TimeRemainingColumn(),
     )
     # No thread of its own: what is read is spread over forked processes, and a fork must not meet threads.
     bar = progress.Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False)
-    bar.add_task("", total=None)
+    bar.add_task("", total=None, words="")
     return bar

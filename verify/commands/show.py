@@ -77,4 +77,6 @@ def _verdict(report: Report) -> str:
         counts[Severity(RULES[slug].severity)] += report.count(slug)
     said = ", ".join(f"{n:,} {severity.value}{'s' if n != 1 else ''}" for severity, n in counts.items() if n)
     unsaid = {"partial": "no finding in what was judged"}.get(report.status, report.status)
-    return f"{report.question}: {said or unsaid}"
+    others = [question for question in report.not_asked if question != report.question]
+    unasked = f"; not asked: {', '.join(others)}" if others else ""
+    return f"{report.question}: {said or unsaid}{unasked}"

@@ -15,6 +15,7 @@ from shardmill.verify.questions.block_scales import BLOCKED
 CATALOGUE = "docs/verify-forms.md"
 
 HEAD = """# Which forms are judged, and how deeply
+For whoever judges a quantized checkpoint: what is checked of each way to store numbers.
 
 Made from the tables in `verify/formats/` by `python -m shardmill.verify.formats.catalogue`; edit the tables,
 not this page.

@@ -358,6 +358,7 @@ def traits(source: Source) -> Report:
                 found[0], matrix_of(found[0], declared, child.manifest), ours
             )
     report.leaves_out("origin", "no --parent given: formulas can't be computed again")
+    report.cannot_ask("no --parent was given")
     return report
 
 

@@ -117,12 +117,14 @@ def hub_repository(place: str, endpoint: str | None = None) -> Remote:
         info = api.model_info(name, revision=revision or None, files_metadata=True)
     except Exception as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise PlaceError(f"{place}: the hub answered: {lines[0][:200]}") from None
+        raise PlaceError(f"{place}: the hub at {api.endpoint} answered: {lines[0][:200]}") from None
     commit = info.sha or ""
     if not _COMMIT.fullmatch(commit):
         raise PlaceError(f"{place}: the hub named no commit, so nothing can be pinned.")
     siblings = info.siblings or []
-    files = {file.rfilename: file.size or 0 for file in siblings if _listed(file.rfilename)}
+    files = {file.rfilename: file.size for file in siblings if _listed(file.rfilename)}
+    if unknown := [name for name, size in files.items() if size is None]:
+        raise PlaceError(f"{place}: the hub states no size for {unknown[0]}; ask a hub that does.")
     digests = {file.rfilename: file.lfs.sha256 for file in siblings if file.lfs is not None}
     headers = {key: str(value) for key, value in build_hf_headers().items()}
     base = f"{api.endpoint}/{name}/resolve/{commit}"

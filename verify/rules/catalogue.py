@@ -20,6 +20,7 @@ PARTS = {
     "SM8": "Remote places",
 }
 HEAD = """# Rules of `shardmill verify`
+For whoever reads a finding: what each rule means, how severe it is, and what to do.
 
 Made from the tables in `verify/rules/` by `python -m shardmill.verify.rules.catalogue`; edit the tables, not this
 page. An error or a warning makes the exit code 1, an info does not. Ids never change their meaning.

@@ -90,14 +90,32 @@ def test_fused_rows_that_end_inside_a_block_keep_the_whole_group() -> None:
     }
     made = families(drafted(bf16({**ATTENTION, **ragged})))
     assert (
-        made["shared experts + dense MLP of odd shape"].tensors,
-        made["shared experts + dense MLP"].tensors,
+        made["dense MLP of odd shape"].tensors,
+        made["dense MLP"].tensors,
     ) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("homes", "called"),
+    [
+        (("mlp",), "dense MLP"),
+        (("feed_forward",), "dense MLP"),
+        (("mlp.shared_experts",), "shared experts"),
+        (("mlp.shared_expert",), "shared experts"),
+        (("mlp.shared_experts", "mlp"), "shared experts + dense MLP"),
+    ],
+)
+def test_a_family_is_called_what_its_tensors_are(homes: tuple[str, ...], called: str) -> None:
+    """A model without shared experts, or without a dense MLP, has no family that names them."""
+    made = families(
+        drafted(bf16({**ATTENTION, **{f"{home}.down_proj.weight": (256, 256) for home in homes}}))
+    )
+    assert [name for name in made if "MLP" in name or "shared" in name] == [called]
 
 
 def test_columns_that_end_inside_a_block_are_kept() -> None:
     made = families(drafted(bf16({**ATTENTION, "mlp.down_proj.weight": (256, 200)})))
-    assert made["shared experts + dense MLP of odd shape"].action == "keep"
+    assert made["dense MLP of odd shape"].action == "keep"
 
 
 def test_a_group_with_a_member_that_cannot_convert_is_kept_whole() -> None:

@@ -241,7 +241,7 @@ def test_the_short_way_out_sees_what_changed_while_the_last_build_was_at_work(
         (
             ["build", "--parent", "{parent}", "--out", "{out}", "-c", "{here}/nowhere.toml"],
             2,
-            "cannot be read",
+            "does not exist",
         ),
         (["build", "--parent", "{here}/nowhere", "--out", "{out}", "-c", "{recipe}"], 2, "does not exist"),
         (["build", "--parent", "{parent}", "--out", "{parent}", "-c", "{recipe}"], 1, "is the parent itself"),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from shardmill.verify.commands.all import ask_all, together
+from shardmill.verify.commands.options import Bar
 from shardmill.verify.reading.source import Folder
 from shardmill.verify.rules.findings import Report
 from tests.verify.test_pairs import Q, Two
@@ -171,7 +172,7 @@ LIES: tuple[Lie, ...] = (
 
 
 def _all(folder: Path) -> Report:
-    return together(ask_all(Folder(folder / "child"), Folder(folder / "parent"), lambda done, total: None, 5))
+    return together(ask_all(Folder(folder / "child"), Folder(folder / "parent"), Bar(), 5))
 
 
 def _two(folder: Path) -> tuple[Two, dict[str, Any]]:

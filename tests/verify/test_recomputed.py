@@ -34,7 +34,14 @@ from tests.pipeline.repairs.test_repairs import HEAD, RECONCILE, REST, expert, w
 from tests.pipeline.repairs.test_repairs import build as build_repaired
 
 # The weights are hard: outliers in every row.
-LOOSE = Limits(dict.fromkeys(Limits().error, 0.5), dict.fromkeys(Limits().gain, 0.2), 0.8, 0.2, 0.7)
+LOOSE = Limits(
+    dict.fromkeys(Limits().error, 0.5),
+    dict.fromkeys(Limits().gain, 0.2),
+    0.8,
+    integers=0.8,
+    clipped=0.2,
+    zeros=0.7,
+)
 ROWS, COLUMNS = 12, 128
 HOME = "model.layers.0.mlp"
 

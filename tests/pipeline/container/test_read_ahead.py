@@ -52,10 +52,10 @@ class _Answer(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(last + 1 - begin))
         self.send_header("ETag", far.etag)
         self.end_headers()
+        with far.lock:
+            far.waiting -= 1  # before the bytes go: who has them asks for more at once
         with suppress(ConnectionError):  # who asked may have enough of it
             self.wfile.write(DATA[begin : last + 1])
-        with far.lock:
-            far.waiting -= 1
 
     def log_message(self, *words: object) -> None:
         pass

@@ -49,6 +49,7 @@ class HubPlace(click.ParamType):  # type: ignore[type-arg]  # no generic before 
 @click.option(
     "--parent",
     type=HubPlace(commits=True),
+    metavar="hf://org/name[@revision]",
     help="Repository to copy unchanged files from; by default the parent that the manifest names.",
 )
 @click.option(

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     PrivateAttr,
@@ -34,7 +36,22 @@ _GLOBS_MAX = 8192  # that the braces of all of its tables stand for
 _TABLES_MAX = 1024  # of a kind
 _COUNT_MAX = 1 << 31  # of tensors, or of parts of a row
 Block = tuple[Side, Side]
-Globs = Annotated[tuple[Text, ...], Field(min_length=1)]
+
+
+def _one_or_many(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+def _paired(globs: tuple[str, ...]) -> tuple[str, ...]:
+    """Each glob, once its braces are seen to be in pairs."""
+    for glob in globs:
+        count(glob)
+    return globs
+
+
+Globs = Annotated[
+    tuple[Text, ...], Field(min_length=1), BeforeValidator(_one_or_many), AfterValidator(_paired)
+]  # one text stands for a list of one
 
 
 class _Table(BaseModel):
@@ -43,24 +60,8 @@ class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def _one_or_many(value: Any) -> Any:
-    return (value,) if isinstance(value, str) else value
-
-
 class _Matching(_Table):
     match: Globs
-
-    @field_validator("match", mode="before")
-    @classmethod
-    def _listed(cls, value: Any) -> Any:
-        return _one_or_many(value)
-
-    @field_validator("match")
-    @classmethod
-    def _paired(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for glob in value:
-            count(glob)
-        return value
 
     def globs(self) -> list[str]:
         return [glob for written in self.match for glob in expand(written)]
@@ -94,18 +95,6 @@ class FurtherParent(_Table):
     repository: str | None = None
     revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] | None = None
     rename: Prefix | None = None
-
-    @field_validator("names", mode="before")
-    @classmethod
-    def _listed(cls, value: Any) -> Any:
-        return _one_or_many(value)
-
-    @field_validator("names")
-    @classmethod
-    def _paired(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for glob in value:
-            count(glob)
-        return value
 
     def globs(self) -> list[str]:
         return [glob for written in self.names for glob in expand(written)]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardmill.verify.questions.signers import first_sentence
 from shardmill.verify.reading import bounded_json
 from shardmill.verify.reading.bounded_json import BadJsonError
 from shardmill.verify.reading.manifest import canonical
@@ -48,7 +49,7 @@ def private_key(path: Path, password: str | None) -> EllipticCurvePrivateKey:
     try:
         key = load_pem_private_key(path.read_bytes(), password.encode() if password else None)
     except (ValueError, TypeError, OSError) as error:
-        raise KeyFileError(f"{path}: not a private key that can be read: {error}.") from None
+        raise KeyFileError(f"{path}: not a private key that can be read: {first_sentence(error)}.") from None
     if not isinstance(key, EllipticCurvePrivateKey):
         raise KeyFileError(f"{path}: not a private key of a NIST curve (P-256, P-384, P-521).")
     return key
@@ -62,7 +63,7 @@ def public_key(path: Path) -> EllipticCurvePublicKey:
     try:
         key = load_pem_public_key(path.read_bytes())
     except (ValueError, OSError) as error:
-        raise KeyFileError(f"{path}: not a public key that can be read: {error}.") from None
+        raise KeyFileError(f"{path}: not a public key that can be read: {first_sentence(error)}.") from None
     if not isinstance(key, EllipticCurvePublicKey):
         raise KeyFileError(f"{path}: not a public key of a NIST curve (P-256, P-384, P-521).")
     return key

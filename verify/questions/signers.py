@@ -80,7 +80,7 @@ def signing(signer: Signer, library: Any) -> Any:
             case Identity(ambient, token):
                 return config.use_sigstore_signer(use_ambient_credentials=ambient, identity_token=token)
     except Exception as error:  # the library raises many kinds: of keys, drivers, network
-        raise SigningError(f"{_named(signer)}: {_said(error)}.") from None
+        raise SigningError(f"{_named(signer)}: {first_sentence(error)}.") from None
 
 
 def verifying(verifier: Verifier, library: Any) -> Any:
@@ -93,7 +93,7 @@ def verifying(verifier: Verifier, library: Any) -> Any:
             case Believed(identity, issuer):
                 return config.use_sigstore_verifier(identity=identity, oidc_issuer=issuer)
     except Exception as error:
-        raise SigningError(f"{_named(verifier)}: {_said(error)}.") from None
+        raise SigningError(f"{_named(verifier)}: {first_sentence(error)}.") from None
 
 
 def _named(who: Signer | Verifier) -> str:
@@ -108,5 +108,7 @@ def _named(who: Signer | Verifier) -> str:
             return "Sigstore can't be used"
 
 
-def _said(error: Exception) -> str:
-    return (" ".join(str(error).split()) or type(error).__name__).rstrip(".")[:300]
+def first_sentence(error: Exception) -> str:
+    """What a library's error says first; its further sentences point to pages of its own."""
+    said = " ".join(str(error).split()).partition(". ")[0]
+    return (said or type(error).__name__).rstrip(".")[:300]

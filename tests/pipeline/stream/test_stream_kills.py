@@ -11,7 +11,8 @@ import pytest
 
 from tests.pipeline.parents import build, published, write_recipe
 from tests.pipeline.publish.hub import Hub
-from tests.pipeline.publish.test_kills import CHANGES, Publisher
+from tests.pipeline.publish.publisher import Publisher
+from tests.pipeline.publish.test_kills import CHANGES
 from tests.pipeline.publish.test_publish import PLACE, hub, pytestmark, shown
 from tests.pipeline.stream.test_stream import add_parent, cache, run
 
@@ -55,7 +56,7 @@ def test_the_head_is_the_old_commit_or_the_whole_new_one_at_every_kill(
         shutil.rmtree(cache, ignore_errors=True)
 
     start_again()
-    assert publisher.run(hub, words, None) == "ended 0"
+    assert publisher.run(hub, words) == "ended 0"
     calls = list(hub.calls)
     points = [(number, "before") for number, call in enumerate(calls) if EVERY_CALL or call in CHANGES]
     points += [(number, "after") for number, call in enumerate(calls) if call in CHANGES]

@@ -105,7 +105,10 @@ def main() -> None:
     options.add_argument("--home", type=Path, help="where parent and child are written")
     asked = options.parse_args()
     workers = ["--workers", str(asked.workers)]
-    with tempfile.TemporaryDirectory(prefix="shardmill-hub-", dir=asked.home) as folder, serving(Hub()) as hub:
+    with (
+        tempfile.TemporaryDirectory(prefix="shardmill-hub-", dir=asked.home) as folder,
+        serving(Hub()) as hub,
+    ):
         home = Path(folder)
         settings = {
             "HF_ENDPOINT": hub.address,
@@ -121,8 +124,12 @@ def main() -> None:
         watcher.start()
         place = f"hf://{next(iter(hub.repositories))}"
         began = time.monotonic()
-        seconds = run(_build(["--parent", place, "--out", "hf://toy/child", "--create"], workers), environment)
-        print(f"from hub to hub: {seconds:.1f} processor seconds, {time.monotonic() - began:.1f} s", flush=True)
+        seconds = run(
+            _build(["--parent", place, "--out", "hf://toy/child", "--create"], workers), environment
+        )
+        print(
+            f"from hub to hub: {seconds:.1f} processor seconds, {time.monotonic() - began:.1f} s", flush=True
+        )
         watcher.ended.set()
         watcher.join()
         shown = hub.repositories["toy/child"].at("main") or {}

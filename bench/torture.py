@@ -344,7 +344,9 @@ def main() -> int:
     options.add_argument("--flips", type=int, default=1000)
     options.add_argument("--shards", type=int, default=10_000)
     options.add_argument("--seed", type=int, default=1)
-    options.add_argument("--jobs", type=int, default=2, help="processes that kill builds which consume their parent")
+    options.add_argument(
+        "--jobs", type=int, default=2, help="processes that kill builds which consume their parent"
+    )
     options.add_argument("--only", default="", help="the trials whose name holds this")
     asked = options.parse_args()
     signal.signal(

@@ -184,7 +184,9 @@ def consume(home: Path, draw: random.Random, kills: int) -> Found:
             faults.append(f"killed after {seconds:.3f} s: neither parent nor child is whole: {lost}")
         again = trial.run(name)
         if said or again or files_of(home / name / "out") != trial.ordinary or trial.left(name):
-            faults.append(f"killed after {seconds:.3f} s: exit {code} {said}, then {again}: {trial.log.read_text()}")
+            faults.append(
+                f"killed after {seconds:.3f} s: exit {code} {said}, then {again}: {trial.log.read_text()}"
+            )
         shutil.rmtree(home / name)
     return Found(tuple(faults), moments)
 

@@ -221,7 +221,7 @@ def onto_hub(home: Path, words: list[str], draw: random.Random, kills: int) -> F
     with environment(home), serving(Hub()) as hub:
         repository = hub.add("nobody/small", files_of(home / "pristine"))
         repository.commits[COMMIT] = repository.commits[repository.branches["main"]]
-        publisher = Publisher(hub)
+        publisher = Publisher(hub, home / "said")
 
         def fresh() -> None:
             hub.add("me/child", before)
@@ -242,7 +242,7 @@ def onto_hub(home: Path, words: list[str], draw: random.Random, kills: int) -> F
             repository = hub.repositories["me/child"]
             wrong = {
                 "neither the old commit nor the new one": shown not in (before, after),
-                f"then {again}": again != "ended 0",
+                f"then {again}: {(home / 'said').read_text()[-300:]}": again != "ended 0",
                 "another commit in the end": repository.head() != after,
                 "a finished file was sent twice": max(hub.sent.values(), default=0) > 1,
                 "more than one commit": len(repository.messages) != 2,

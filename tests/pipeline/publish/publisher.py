@@ -15,9 +15,12 @@ _ROOT = Path(__file__).resolve().parents[3]
 
 
 class Publisher:
-    """Runs commands against `hub`, one at a time, each in a fork of a process that has imported everything."""
+    """Runs commands against `hub`, one at a time, each in a fork of a process that has imported everything.
 
-    def __init__(self, hub: Hub) -> None:
+    log: where standard error goes; else nowhere.
+    """
+
+    def __init__(self, hub: Hub, log: Path | None = None) -> None:
         path = os.pathsep.join([str(_ROOT), str(_ROOT / "src")])
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.pipeline.publish.kill_server"],
@@ -25,7 +28,7 @@ class Publisher:
             env={**os.environ, "HF_HUB_DISABLE_XET": "1", "HF_ENDPOINT": hub.address, "PYTHONPATH": path},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=log.open("ab") if log else subprocess.DEVNULL,
             text=True,
         )
         assert self.process.stdin

@@ -270,7 +270,8 @@ def publish(home: Path, draw: random.Random, kills: int) -> Found:
 
 def stream(home: Path, draw: random.Random, kills: int) -> Found:
     """Kills builds from a hub into a hub."""
-    words = [*_built(home), "--parent", f"hf://nobody/small@{COMMIT}", "--out", "hf://me/child"]
+    places = ["--parent", f"hf://nobody/small@{COMMIT}", "--out", "hf://me/child"]
+    words = [*_built(home), *places, "--workers", "2"]
     return onto_hub(home, words, draw, kills)
 
 

@@ -58,10 +58,14 @@ def _locks_beside(folder: Path, own: Path) -> Iterator[Path]:
 
 
 def _names_same_files(path: Path, lock: Lock) -> bool:
-    """Whether the file is a lock of ours that names a file of `lock`, by its sha256. Other tools have locks too."""
+    """Whether the file is a lock of ours that names a file of `lock`, by a digest. Other tools have locks too."""
     try:
         other = load_lock(path)
     except (CheckpointError, OSError):
         return False
-    ours = {file.sha256 for file in lock.files.values()}
-    return other is not None and any(file.sha256 in ours for file in other.files.values())
+    return other is not None and not _digests(other).isdisjoint(_digests(lock))
+
+
+def _digests(lock: Lock) -> set[str]:
+    found = ((file.sha256, file.tensors) for file in lock.files.values())
+    return {digest for pair in found for digest in pair if digest}

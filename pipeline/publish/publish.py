@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.pipeline.manifest.records import Manifest
+from shardmill.pipeline.publish.answers import HubError
 from shardmill.pipeline.publish.counted import Count
 from shardmill.pipeline.publish.facts import Listing, LocalFile, Place
-from shardmill.pipeline.publish.hub import CopyRefusedError, Hub, HubError
+from shardmill.pipeline.publish.hub import CopyRefusedError, Hub
 from shardmill.pipeline.publish.local import local_files, refuse_changed
 from shardmill.pipeline.publish.plan import Publication, plan_publication, with_found
 

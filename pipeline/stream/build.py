@@ -15,8 +15,9 @@ from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.records import Receipt
 from shardmill.pipeline.manifest.store import Store
 from shardmill.pipeline.plan.types import Plan
+from shardmill.pipeline.publish.answers import HubError
 from shardmill.pipeline.publish.facts import Listing, LocalFile, Place
-from shardmill.pipeline.publish.hub import CopyRefusedError, Hub, HubError
+from shardmill.pipeline.publish.hub import CopyRefusedError, Hub
 from shardmill.pipeline.publish.plan import Publication
 from shardmill.pipeline.publish.publish import (
     Wish,

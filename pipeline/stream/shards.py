@@ -19,9 +19,10 @@ from shardmill.pipeline.manifest.records import Receipt
 from shardmill.pipeline.manifest.state import Staged
 from shardmill.pipeline.manifest.store import Store
 from shardmill.pipeline.plan.types import ShardPlan
+from shardmill.pipeline.publish.answers import HubError
 from shardmill.pipeline.publish.counted import Count
 from shardmill.pipeline.publish.facts import LocalFile
-from shardmill.pipeline.publish.hub import Hub, HubError
+from shardmill.pipeline.publish.hub import Hub
 from shardmill.pipeline.publish.local import refuse_changed
 from shardmill.pipeline.publish.publish import at_once
 from shardmill.pipeline.run.build import is_resumable

@@ -90,6 +90,7 @@ class Hub:
     sent: dict[str, int] = field(default_factory=dict)  # sha256 -> how often it arrived whole
     sent_bytes: int = 0  # of whole objects, and of files that commits carried
     fail: list[tuple[str, int | str]] = field(default_factory=list)  # (call, a status, "cut" or "lost")
+    wait_seconds: int = 0  # that a failure asks for
     part_bytes: int = 0  # where not 0, objects are sent in parts of so many bytes
     serves: dict[str, bytes] = field(
         default_factory=dict
@@ -331,7 +332,9 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                     return self._break()
             raw = self._body()
             if isinstance(how, int):
-                return self._send(how, {"error": f"asked to fail with {how}"}, {"Retry-After": "0"})
+                return self._send(
+                    how, {"error": f"asked to fail with {how}"}, {"Retry-After": str(hub.wait_seconds)}
+                )
             with hub.lock:
                 status, body, headers = answer(hub, self.command, self.path, raw)
                 if how == "lost" or hub.kill_at == (number, "after"):

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from shardmill.pipeline.commands.main import shardmill
+from shardmill.pipeline.container import ranges
 from shardmill.pipeline.publish.hub import Hub as Asked
 from shardmill.pipeline.stream import shards as shards_of
 from tests.pipeline.parents import MANIFEST, RECIPE, SCALES, SHARDS, build, published, write_recipe
@@ -174,6 +175,43 @@ def test_a_disk_for_one_shard_gets_one_worker(
     assert hub.sent == {}
     monkeypatch.setattr(shards_of.shutil, "disk_usage", lambda path: usage._replace(free=int(1.2 * largest)))
     assert told(tmp_path, place, "--workers", 3)["workers"] == 1
+
+
+def test_a_hub_that_gives_its_files_more_slowly_is_waited_for(
+    hub: Hub, parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as it says, where it says so."""
+    place = add_parent(hub, parent)
+    waits: list[float] = []
+    monkeypatch.setattr(ranges, "sleep", waits.append)
+    hub.fail += [("resolve", 429)] * 3
+    hub.wait_seconds = 7
+    told(tmp_path, place, "--create")
+    assert waits == [7.0] * 3
+
+
+def test_a_branch_that_moved_while_shards_were_made_is_left_to_whoever_moved_it(
+    hub: Hub, parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no shard goes twice when the same command is run again."""
+    place = add_parent(hub, parent)
+    hub.add("me/child", {"README.md": b"hello"})
+    upload = Asked.upload
+
+    def meanwhile(self: Asked, operation: Any) -> None:
+        upload(self, operation)
+        repository = hub.repositories["me/child"]
+        if len(repository.messages) == 1:
+            repository.commit("main", dict(repository.at("main") or {}), "somebody else's")
+
+    monkeypatch.setattr(Asked, "upload", meanwhile)
+    refused = run(tmp_path, place)
+    assert "somebody else has committed" in str(refused.exception)
+    assert shown(hub) == {"README.md": b"hello"}
+    build(parent, tmp_path / "near")
+    assert len(told(tmp_path, place)["resumed"]) == 4
+    assert shown(hub) == published(tmp_path / "near")
+    assert max(hub.sent.values()) == 1
 
 
 def test_without_its_notes_a_build_believes_the_branchs_manifest(

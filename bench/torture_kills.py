@@ -101,8 +101,11 @@ def files_of(folder: Path) -> dict[str, bytes]:
     }
 
 
-def forked(words: list[str], log: Path, kill_after: float | None = None) -> int:
-    """The exit code of a command in a fork of this process; below 0, the signal that ended it."""
+def forked(words: list[str], log: Path, kill_after: float | None = None, sign: Path | None = None) -> int:
+    """The exit code of a command in a fork of this process; below 0, the signal that ended it.
+
+    kill_after: seconds from its start, or from the moment at which the file `sign` is there.
+    """
     child = os.fork()
     if not child:
         with log.open("wb") as file:
@@ -114,6 +117,12 @@ def forked(words: list[str], log: Path, kill_after: float | None = None) -> int:
         sys.stderr.flush()
         os._exit(code)
     if kill_after is not None:
+        while (
+            sign
+            and not sign.exists()
+            and not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        ):
+            time.sleep(0.001)
         time.sleep(kill_after)
         os.kill(child, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -144,15 +153,18 @@ class Consuming:
         assert self.run("ordinary", consume=False) == 0, self.log.read_text()
         self.ordinary = files_of(home / "ordinary/out")
 
-    def run(self, name: str, kill_after: float | None = None, consume: bool = True) -> int:
-        """A build in the folder `name`, which is prepared where it is not there."""
+    def run(
+        self, name: str, kill_after: float | None = None, in_work: bool = False, consume: bool = True
+    ) -> int:
+        """A build in the folder `name`, which is prepared where it is not there. in_work: once it makes shards."""
         folder = self.home / name
         if not folder.exists():
             shutil.copytree(self.pristine, folder / "parent")
             shutil.copytree(self.recipe.parent, folder / "recipe")
         words = ["build", "-c", str(folder / "recipe" / self.recipe.name), "--parent", str(folder / "parent")]
         words += ["--out", str(folder / "out"), "--kernel", "numpy", "--workers", "1"]
-        return forked([*words, *(["--consume-parent"] if consume else [])], self.log, kill_after)
+        sign = folder / "out/.shardmill/staging" if in_work else None
+        return forked([*words, *(["--consume-parent"] if consume else [])], self.log, kill_after, sign)
 
     def left(self, name: str) -> int:
         """How many of the parent's shards are there."""
@@ -173,11 +185,12 @@ class Consuming:
 
 
 def consume(home: Path, draw: random.Random, kills: int) -> Found:
-    """Kills builds that consume their parent."""
+    """Kills builds that consume their parent; every second one once it is at its shards."""
     trial, faults, moments = Consuming(home), [], Counter[str]()
     for number, seconds in enumerate(draws(lambda number: trial.run(f"timed-{number}"), draw, kills)):
         name = f"kill-{number}"
-        code, left = trial.run(name, seconds), trial.left(name)
+        at_shards = number % 2 == 1
+        code, left = trial.run(name, seconds / (3 if at_shards else 1), at_shards), trial.left(name)
         moments[f"{left:2} shards of the parent left" if code else "after its end"] += 1
         said = trial.log.read_text() if code > 0 else ""
         if lost := sorted(trial.lost(name)):

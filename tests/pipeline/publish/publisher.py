@@ -21,7 +21,8 @@ class Publisher:
     """
 
     def __init__(self, hub: Hub, log: Path | None = None) -> None:
-        path = os.pathsep.join([str(_ROOT), str(_ROOT / "src")])
+        given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        path = os.pathsep.join([str(_ROOT), str(_ROOT / "src"), *filter(None, given)])
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.pipeline.publish.kill_server"],
             cwd=_ROOT,

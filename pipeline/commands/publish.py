@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import click
 
@@ -43,7 +44,9 @@ class HubOrFolder(HubPlace):
     """Becomes a Place, or the Path of a folder, which must not look like a repository's name."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        path = value.removeprefix("file://") if isinstance(value, str) else ""
+        path = value if isinstance(value, str) else ""
+        if path.startswith("file://"):
+            path = unquote(path.removeprefix("file://"))
         if path.startswith(("/", "./", "../")):
             return Path(path)
         if isinstance(value, str) and not value.startswith("hf://"):

@@ -53,7 +53,7 @@ def refuse_taken(out: Path) -> None:
     if out.is_dir() and not any(out.iterdir()):
         return
     if out.exists() or out.is_symlink():
-        raise BuildError(f"{out}: exists already and is not an empty folder; choose another --out")
+        raise BuildError(f"{out}: exists already and is not an empty folder; give another name")
 
 
 def _lock(handle: int, part: Path, out: Path) -> None:

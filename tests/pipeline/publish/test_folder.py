@@ -39,7 +39,7 @@ def test_the_folder_holds_every_published_file_and_nothing_else(child: Path, tmp
     target = tmp_path / "a shelf" / "naïve ☃"
     wished = told(child, target, "--dry-run")
     assert not target.parent.exists()
-    done = told(child, f"file://{target}")
+    done = told(child, target.as_uri())
     assert wished == done
     assert published(target) == published(child)
     assert not (target / ".shardmill").exists()
@@ -119,7 +119,15 @@ def test_a_folder_within_the_checkpoint_is_refused(child: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["me/child"], ["shelf"], ["/x", "--create"], ["/x", "--private"], ["/x", "--message", "m"]]
+    "words",
+    [
+        ["me/child"],
+        ["shelf"],
+        ["file://shelf"],
+        ["/x", "--create"],
+        ["/x", "--private"],
+        ["/x", "--message", "m"],
+    ],
 )
 def test_what_may_be_a_mistake_is_a_usage_error(child: Path, words: list[str]) -> None:
     """A repository's name without hf:// is no folder."""

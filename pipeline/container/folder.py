@@ -56,6 +56,13 @@ def refuse_taken(out: Path) -> None:
         raise BuildError(f"{out}: exists already and is not an empty folder; give another name")
 
 
+def refuse_within(out: Path, *folders: Path) -> None:
+    """Raises BuildError where `out` is one of the folders that are read, or in it."""
+    for folder in folders:
+        if resolved(out).is_relative_to(resolved(folder)):
+            raise BuildError(f"{out}: is within {folder}, which it would spoil; give a folder beside it")
+
+
 def _lock(handle: int, part: Path, out: Path) -> None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

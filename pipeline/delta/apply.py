@@ -14,7 +14,7 @@ from pathlib import Path
 
 from shardmill.pipeline.container.atomic import write_whole
 from shardmill.pipeline.container.files import CHUNK_BYTES, Buffers, Sink, Source
-from shardmill.pipeline.container.folder import refuse_taken, whole_folder
+from shardmill.pipeline.container.folder import refuse_taken, refuse_within, whole_folder
 from shardmill.pipeline.container.header import file_stat, read_header
 from shardmill.pipeline.delta.child import open_child
 from shardmill.pipeline.delta.merge import merged
@@ -41,6 +41,7 @@ class Applied:
 
 def apply_delta(old: Path, delta_folder: Path, out: Path, passthrough: Passthrough) -> Applied:
     """Makes the new checkpoint as the folder `out`. Raises CheckpointError or BuildError and leaves nothing there."""
+    refuse_within(out, old, delta_folder)
     refuse_taken(out)
     path = delta_folder / DELTA_FILE
     if not path.is_file():

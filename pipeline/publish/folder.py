@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardmill.pipeline.container.files import CHUNK_BYTES, Buffers, Sink, Source
-from shardmill.pipeline.container.folder import refuse_taken, whole_folder
-from shardmill.pipeline.container.regular import resolved
+from shardmill.pipeline.container.folder import refuse_taken, refuse_within, whole_folder
 from shardmill.pipeline.delta.child import published_names
 from shardmill.pipeline.errors import CheckpointError
 from shardmill.pipeline.publish.facts import HubFile, Listing, LocalFile
@@ -34,10 +33,7 @@ class Copying:
 
 def plan_copy(source: Path, target: Path) -> Copying:
     """Looks at both folders and changes neither. Raises ShardmillError where the target holds anything else."""
-    if resolved(target).is_relative_to(resolved(source)):
-        raise CheckpointError(
-            f"{target}: is within the checkpoint that is published; give a folder beside it"
-        )
+    refuse_within(target, source)
     files, _ = local_files(source)
     plan = plan_publication(files, _listing(target, files), None)
     if not plan.changes_nothing:

@@ -113,8 +113,8 @@ def test_a_folder_that_holds_something_else_is_left_alone(
 
 
 def test_a_folder_within_the_checkpoint_is_refused(child: Path) -> None:
-    assert "is within the checkpoint" in str(run(child, child / "copy").exception)
-    assert "is within the checkpoint" in str(run(child, child).exception)
+    assert "is within" in str(run(child, child / "copy").exception)
+    assert "is within" in str(run(child, child).exception)
     assert published(child).keys() >= {INDEX, MANIFEST}
 
 

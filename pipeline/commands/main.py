@@ -85,7 +85,11 @@ def _is_devnull(number: int) -> bool:
 
 
 _HAD_READER = not _is_devnull(1)  # when the process started
-_USAGE = (RecipeError, MissingExtraError, OutputFolderError)  # what a user asked for can't be done: exit code 2
+_USAGE = (
+    RecipeError,
+    MissingExtraError,
+    OutputFolderError,
+)  # what a user asked for can't be done: exit code 2
 _NOBODY_READS = 128 + signal.SIGPIPE  # as of any program whose reader went away; never the code of a verdict
 _INTERRUPTED, _TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 

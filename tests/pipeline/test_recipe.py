@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-import re
 import pytest
 
 from shardmill.pipeline.actions import ACTIONS
@@ -206,7 +206,8 @@ def test_a_misspelt_key_of_an_action_is_answered_with_the_nearest(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("written", "meant"), [("acton =", "action"), ("actions =", "action"), ("nmae =", "name"), ("Format =", "format")]
+    ("written", "meant"),
+    [("acton =", "action"), ("actions =", "action"), ("nmae =", "name"), ("Format =", "format")],
 )
 def test_a_key_that_is_missing_since_it_is_misspelt_is_told_with_the_word_that_was_written(
     written: str, meant: str, tmp_path: Path

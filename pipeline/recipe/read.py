@@ -155,12 +155,10 @@ def _missing(key: str | int, table: Any) -> str:
     """What `table` lacks, and the key in it that is most like a misspelling of that."""
     if isinstance(key, int):
         return "has too few entries"
-    close = get_close_matches(
-        key, [str(written) for written in table] if isinstance(table, dict) else [], n=1, cutoff=0.7
-    )
-    return f"the key {key!r} is missing" + (
-        f"; {close[0]!r} is most like it: correct its spelling" if close else ""
-    )
+    written = [str(each) for each in table] if isinstance(table, dict) else []
+    close = get_close_matches(key, written, n=1, cutoff=0.7)
+    hint = f"; {close[0]!r} is most like it: correct its spelling" if close else ""
+    return f"the key {key!r} is missing{hint}"
 
 
 def _shown(value: str | int | float) -> str:

@@ -60,7 +60,9 @@ def refuse_within(out: Path, *folders: Path) -> None:
     """Raises OutputFolderError where `out` is one of the folders that are read, or in it."""
     for folder in folders:
         if resolved(out).is_relative_to(resolved(folder)):
-            raise OutputFolderError(f"{out}: is within {folder}, which it would spoil; give a folder beside it")
+            raise OutputFolderError(
+                f"{out}: is within {folder}, which it would spoil; give a folder beside it"
+            )
 
 
 def _lock(handle: int, part: Path, out: Path) -> None:

@@ -1,17 +1,19 @@
-"""The plan's own types: what each output tensor, file and family comes to. Frozen, and free of any byte of data."""
+"""The plan's own types: what each output tensor, file and family comes to. Frozen, and free of any byte of data.
+
+What there is one of for each tensor is a tuple: a frozen dataclass takes five times as long to make.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardmill.pipeline.actions import Action, Conversion, Part
 from shardmill.pipeline.types import FamilySummary, Header, TensorOrigin, TensorRef
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """One output tensor: where it lies, which parent tensor fills it, with which part of what the action makes."""
 
     ref: TensorRef
@@ -22,8 +24,7 @@ class Piece:
     reads: tuple[TensorRef, ...] = ()  # further tensors of the parent that the action reads
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
+class Assignment(NamedTuple):
     """A parent tensor, the family that its rule belongs to, and what is done with it."""
 
     source: TensorRef
@@ -31,6 +32,11 @@ class Assignment:
     action: Action
     scales: TensorRef | None = None  # the parent's scales of `source`, where the action reads them
     reads: tuple[TensorRef, ...] = ()  # further tensors of the parent that the action reads
+
+
+def changed(assignments: Iterable[Assignment]) -> tuple[Assignment, ...]:
+    """Those that don't pass a tensor on as it is."""
+    return tuple(each for each in assignments if each.action.kind != "copy")
 
 
 @dataclass(frozen=True, slots=True)

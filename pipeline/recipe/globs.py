@@ -99,13 +99,20 @@ class GlobSet:
 
     def matches(self, name: str) -> list[int]:
         """Places, in ascending order, of the globs that `name` matches."""
-        home, _, last = name.rpartition(".")
-        state = self._homes.get(home)
-        if state is None:
-            state = self._homes[home] = (
-                self._walk(self._start, home.split(".")) if "." in name else self._start
-            )
-        return self._accepted[self._walk(state, [last])]
+        return self.places((name,))[name]
+
+    def places(self, names: Iterable[str]) -> dict[str, list[int]]:
+        """Name -> what it matches. Names that no glob tells apart share one list."""
+        homes, steps, accepted = self._homes, self._steps, self._accepted
+        found = {}
+        for name in names:
+            home, dot, last = name.rpartition(".")
+            state = homes.get(home) if dot else self._start
+            if state is None:
+                state = homes[home] = self._walk(self._start, home.split("."))
+            end = steps[state].get(last)
+            found[name] = accepted[self._step(state, last) if end is None else end]
+        return found
 
     def _walk(self, state: int, parts: Iterable[str]) -> int:
         for part in parts:

@@ -12,7 +12,8 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from json.encoder import encode_basestring
 from operator import attrgetter
 from pathlib import Path
 from sys import intern
@@ -156,9 +157,16 @@ def header_bytes(header: Header) -> bytes:
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
-def _header_text(refs: Iterable[TensorRef], metadata: Mapping[str, str]) -> bytes:
-    entries: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
-    for ref in refs:
-        entries[ref.name] = {"dtype": ref.dtype, "shape": ref.shape, "data_offsets": (ref.begin, ref.end)}
-    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+def _header_text(refs: Collection[TensorRef], metadata: Mapping[str, str]) -> bytes:
+    entries = [f'"__metadata__":{_compact(dict(sorted(metadata.items())))}'] if metadata else []
+    sides = {shape: _compact(shape) for shape in {ref.shape for ref in refs}}
+    entries += [
+        f'{encode_basestring(name)}:{{"dtype":"{dtype}","shape":{sides[shape]},"data_offsets":[{begin},{end}]}}'
+        for name, dtype, shape, _, begin, end in refs
+    ]
+    text = f"{{{','.join(entries)}}}".encode()
     return text + b" " * (-len(text) % _ALIGNMENT)
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)

@@ -12,17 +12,18 @@ from collections.abc import Iterator, Mapping
 from itertools import repeat
 from sys import intern
 
-from shardmill.pipeline.types import Shape, TensorRef
+from shardmill.pipeline.types import TensorRef
 
 LARGE_BYTES = 1 << 20  # of a text that is counted through first
 _DIMENSIONS = 64  # of a tensor, on average: more than any has
 _METADATA_MAX = 100_000  # pairs
 
-_NUMBER = r"(?:0|[1-9][0-9]{0,17})"  # below 2^63
+_NUMBER = r"(?:[1-9][0-9]{0,17}+|0)"  # below 2^63
 _USUAL = re.compile(
-    r'"([^"\\\x00-\x1f]*+)":\{"dtype":"([A-Z0-9_]++)","shape":\[((?:%s(?:,%s){0,63}+)?)\],'
-    r'"data_offsets":\[(%s),(%s)\]\}([,}])' % ((_NUMBER,) * 4)
+    r'"([^"\\\x00-\x1f]*+)":\{"dtype":"([A-Z0-9_]++)","shape":\[([0-9,]*+)\],'
+    rf'"data_offsets":\[({_NUMBER}),({_NUMBER})\]\}}([,}}])'
 )
+_SIDES = re.compile(rf"(?:{_NUMBER}(?:,{_NUMBER}){{0,63}}+)?")
 _COLUMNS = _USUAL.groups + 1  # of what `split` makes: what stands before a match, then its groups
 _METADATA = re.compile(r'\{"__metadata__":(\{(?:"[^"\\\x00-\x1f]*+":"[^"\\\x00-\x1f]*+",?){0,64}+\})([,}])')
 _STRETCH = re.compile(rb'([^"]*+)(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"|\Z)', re.S)
@@ -37,7 +38,10 @@ def usual_tensors(text: str, shard: str) -> tuple[list[TensorRef], Mapping[str, 
     closed = [*(head[2] if head else ""), *after]
     if "".join(between).strip(" ") or any(between[:-1]) or closed[-1:] != ["}"] or "}" in closed[:-1]:
         return None
-    shapes = {each: _shape(each) for each in set(sides)}
+    written = set(sides)  # a checkpoint has few shapes
+    if not all(map(_SIDES.fullmatch, written)):
+        return None
+    shapes = {each: tuple(map(int, each.split(","))) if each else () for each in written}
     refs = map(
         TensorRef,
         names,
@@ -49,10 +53,6 @@ def usual_tensors(text: str, shard: str) -> tuple[list[TensorRef], Mapping[str, 
     )
     once = set(names)
     return (list(refs), metadata) if len(once) == len(names) and "__metadata__" not in once else None
-
-
-def _shape(sides: str) -> Shape:
-    return tuple(map(int, sides.split(","))) if sides else ()
 
 
 def why_no_table(text: bytes) -> str | None:

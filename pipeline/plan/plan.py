@@ -86,7 +86,6 @@ def make_plan(recipe: Recipe, parent: Parent, assignments: Sequence[Assignment])
         repository=recipe.parent.repository,
         revision=recipe.parent.revision,
         shards=shards,
-        weight_map={name: outputs[name].shard for name in sorted(outputs)},
         config=config_text,
         config_entries=entries,
         beside=beside,

@@ -71,7 +71,6 @@ class Plan:
     repository: str | None
     revision: str | None
     shards: tuple[ShardPlan, ...]
-    weight_map: Mapping[str, str]  # output tensor -> output file
     config: bytes  # config.json as it will be written
     config_entries: int
     beside: Mapping[str, bytes]  # further files that declare what config.json does, as they will be written
@@ -105,7 +104,12 @@ class Plan:
 
     @property
     def tensors(self) -> int:
-        return len(self.weight_map)
+        return sum(len(shard.header.tensors) for shard in self.shards)
+
+    @property
+    def weight_map(self) -> dict[str, str]:
+        """Output tensor -> output file, by name."""
+        return dict(sorted((ref.name, shard.file) for shard in self.shards for ref in shard.header.tensors))
 
     @property
     def converted_from(self) -> tuple[str, ...]:

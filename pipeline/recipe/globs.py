@@ -99,20 +99,29 @@ class GlobSet:
 
     def matches(self, name: str) -> list[int]:
         """Places, in ascending order, of the globs that `name` matches."""
-        return self.places((name,))[name]
+        return self.places((name,))[0]
 
-    def places(self, names: Iterable[str]) -> dict[str, list[int]]:
-        """Name -> what it matches. Names that no glob tells apart share one list."""
+    def places(self, names: Iterable[str]) -> list[list[int]]:
+        """What each of `names` matches. Names that no glob tells apart share one list."""
         homes, steps, accepted = self._homes, self._steps, self._accepted
-        found = {}
+        found = []
         for name in names:
             home, dot, last = name.rpartition(".")
             state = homes.get(home) if dot else self._start
             if state is None:
-                state = homes[home] = self._walk(self._start, home.split("."))
+                state = homes[home] = self._home(home)
             end = steps[state].get(last)
-            found[name] = accepted[self._step(state, last) if end is None else end]
+            found.append(accepted[self._step(state, last) if end is None else end])
         return found
+
+    def _home(self, home: str) -> int:
+        """The state behind the parts of `home`. Modules of one module share the way to that."""
+        outer, dot, last = home.rpartition(".")
+        if not dot:
+            return self._walk(self._start, [home])
+        if outer not in self._homes:
+            self._homes[outer] = self._walk(self._start, outer.split("."))
+        return self._walk(self._homes[outer], [last])
 
     def _walk(self, state: int, parts: Iterable[str]) -> int:
         for part in parts:

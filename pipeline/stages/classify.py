@@ -40,7 +40,7 @@ def classify(checkpoint: Checkpoint, parent: Parent) -> tuple[Assignment, ...]:
     rows = _rows(recipe)
     places = GlobSet([row.glob for row in rows]).places(parent.tensors)
     # What follows from the globs that match a name is found once for all names that they don't tell apart.
-    lists = {id(at): at for at in places.values()}
+    lists = {id(at): at for at in places}
     kinds = {key: _kind(rows, at) for key, at in lists.items()}
     if sentence := mismatch(recipe, parent, {name for kind in kinds.values() for name in kind.families}):
         raise PlanError([sentence])
@@ -51,13 +51,13 @@ def classify(checkpoint: Checkpoint, parent: Parent) -> tuple[Assignment, ...]:
         ref.name: Assignment(ref, family, _COPY)
         if family in kept
         else _assigned(ref, family, choosers[family](ref), parent.tensors)
-        for ref, at in zip(parent.tensors.values(), places.values(), strict=True)
+        for ref, at in zip(parent.tensors.values(), places, strict=True)
         if (family := kinds[id(at)].family)
     }
     assignments = tuple(assigned.values())
     differing = changed(assignments)
     odd = {key for key, kind in kinds.items() if kind.family is None or len(kind.tables) > 1}
-    of_odd = {name: kinds[id(at)] for name, at in places.items() if id(at) in odd} if odd else {}
+    of_odd = {name: kinds[id(at)] for name, at in zip(parent.tensors, places, strict=True) if id(at) in odd}
     problems += _capped(_ambiguities(of_odd), "tensors without exactly one family")
     problems += _counts(recipe.family, assignments)
     problems += _capped(_split_twice(of_odd), "weights that two [[parallel]] tables match")
@@ -66,7 +66,7 @@ def classify(checkpoint: Checkpoint, parent: Parent) -> tuple[Assignment, ...]:
     problems += _capped(mixed_origins(assignments, recipe.fused, parent), "weights of two checkpoints")
     problems += _capped(_orphans(families, differing), "scales that would be consumed")
     fused = {key for key, kind in kinds.items() if kind.is_fused}
-    members = [name for name, at in places.items() if id(at) in fused]
+    members = [name for name, at in zip(parent.tensors, places, strict=True) if id(at) in fused]
     problems += _uneven(recipe.fused, {name: assigned[name] for name in members if name in assigned})
     if problems:
         raise PlanError(problems)

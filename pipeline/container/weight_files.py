@@ -101,7 +101,9 @@ def _owners(headers: tuple[Header, ...]) -> dict[str, str]:
     if len(owner) < sum(len(header.tensors) for header in headers):
         files = Counter(ref.name for header in headers for ref in header.tensors)
         twice = next(name for name, count in files.items() if count > 1)
-        first, second, *_ = (header.shard for header in headers for ref in header.tensors if ref.name == twice)
+        first, second, *_ = (
+            header.shard for header in headers for ref in header.tensors if ref.name == twice
+        )
         raise CheckpointError(f"{twice}: is in two files, {first} and {second}; remove the stale one")
     return owner
 

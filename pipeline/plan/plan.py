@@ -28,7 +28,7 @@ from shardmill.pipeline.plan.types import Assignment, Piece, Plan, ShardPlan, ch
 from shardmill.pipeline.recipe.tables import Family, Recipe, standard_stages
 from shardmill.pipeline.types import FamilySummary, Header, Parent, Shape, TensorRef, tensor_bytes
 
-_NO_NAMES = {"__metadata__", ""}
+_NO_NAMES = ("__metadata__", "")
 _LIBRARY_METADATA = {
     "format": "pt"
 }  # of a rewritten file that states no format: transformers 4 refuses it without
@@ -37,7 +37,7 @@ _LIBRARY_METADATA = {
 def make_plan(recipe: Recipe, parent: Parent, assignments: Sequence[Assignment]) -> Plan:
     """The Plan for `parent`, whose tensors are `assignments`. Raises PlanError where the result could not load."""
     differing = changed(assignments)
-    _refuse_collisions(assignments, differing)
+    _refuse_collisions(parent.tensors, differing)
     shards = tuple(_shards(parent, assignments))
     converted = {
         name: (each.family, each.action)
@@ -118,18 +118,19 @@ def _own_stages(recipe: Recipe) -> dict[str, Any]:
     return {} if needs == usual else {"stages": needs}
 
 
-def _refuse_collisions(assignments: Iterable[Assignment], differing: Iterable[Assignment]) -> None:
-    """Two tensors of the parent must not come out under one name. differing: those that don't copy."""
-    kept = {each.source.name for each in assignments if each.action.kind == "copy"}
+def _refuse_collisions(tensors: Mapping[str, TensorRef], differing: Iterable[Assignment]) -> None:
+    """Two of the parent's `tensors` must not come out under one name. differing: what becomes of those not copied."""
     made = [(name, each.source.name) for each in differing for name, *_ in each.action.outputs(each.source)]
+    gone = {each.source.name for each in differing}
+    unnamed = [(name, name) for name in _NO_NAMES if name in tensors and name not in gone]
     problems = [
         f"{source}: would be named {name!r}, which no library reads; choose another"
-        for name, source in (*made, *((name, name) for name in kept & _NO_NAMES))
+        for name, source in (*made, *unnamed)
         if name in _NO_NAMES
     ]
     maker: dict[str, str] = {}
     for name, source in made:
-        if name in kept or name in maker:
+        if name in maker or (name in tensors and name not in gone):
             problems.append(f"{name}: would be made twice, from {maker.get(name, name)} and from {source}")
         maker[name] = source
     if problems:
@@ -160,8 +161,8 @@ def _shards(parent: Parent, assignments: Sequence[Assignment]) -> Iterator[Shard
     moved = homes(parent)
     by_file: dict[str, list[Assignment]] = {header.shard: [] for header in parent.own_headers}
     for each in assignments:
-        name, _, _, shard, *_ = each.source
-        by_file.setdefault(moved.get(name, shard), []).append(each)
+        source = each.source
+        by_file.setdefault(moved.get(source.name, source.shard), []).append(each)
     own = len(parent.own_headers)
     for file in [*list(by_file)[:own], *sorted(list(by_file)[own:])]:
         if (shard := _shard(file, headers.get(file), by_file[file], others)) is not None:
@@ -197,8 +198,7 @@ def _shard(
 
 def _passed_on(header: Header, assignments: Sequence[Assignment]) -> ShardPlan:
     """The plan of a file that the child gets from the parent as it is."""
-    pieces = tuple(Piece(each.source, each.source, "bytes", each.action) for each in assignments)
-    return ShardPlan(header.shard, header, pieces, (header.shard,), False, shard_key(header, header, assignments))
+    return ShardPlan(header.shard, header, (), (header.shard,), False, shard_key(header, header, assignments))
 
 
 def _layout(file: str, header: Header | None, named: Mapping[str, tuple[str, Shape]]) -> Header:

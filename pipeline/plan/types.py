@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
-from shardmill.pipeline.actions import Action, Conversion, Part
+from shardmill.pipeline.actions import Action, Conversion, Copy, Part
 from shardmill.pipeline.types import FamilySummary, Header, TensorOrigin, TensorRef
 
 
@@ -39,20 +40,25 @@ def changed(assignments: Iterable[Assignment]) -> tuple[Assignment, ...]:
     return tuple(each for each in assignments if each.action.kind != "copy")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ShardPlan:
     """One output file, whole but for its data.
 
-    `pieces` stand in file order. A shard that is not `rewritten` equals the parent's file byte for byte.
+    A shard that is not `rewritten` equals the parent's file byte for byte.
     `key` is the digest of all that can change its bytes, except the parent's data, whose digests a receipt holds.
     """
 
     file: str
     header: Header
-    pieces: tuple[Piece, ...]
+    made: tuple[Piece, ...]  # of a shard that is rewritten, in file order
     inputs: tuple[str, ...]  # files that are read, the parent's own of this name first where it has one
     rewritten: bool
     key: str
+
+    @cached_property
+    def pieces(self) -> tuple[Piece, ...]:
+        """Its tensors in file order. Those of a shard that is passed on are each their own source."""
+        return self.made or tuple(Piece(ref, ref, "bytes", Copy()) for ref in self.header.tensors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +123,7 @@ class Plan:
         sources = {
             piece.source.name: None
             for shard in self.shards
-            for piece in shard.pieces
+            for piece in shard.made
             if isinstance(piece.action, Conversion)
         }
         return tuple(sources)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from shardmill.kernels.block_fp8 import RECIPES
 from shardmill.pipeline.actions import ACTIONS, Action, Copy
@@ -23,7 +24,7 @@ from shardmill.pipeline.stages.origins import mixed_origins
 from shardmill.pipeline.stages.pairs import torn_pairs
 from shardmill.pipeline.types import Parent, TensorRef
 
-_COPY = Copy()
+_COPY, _FAMILY = Copy(), attrgetter("family")
 _SHOWN = 5  # problems of one kind that are listed
 
 
@@ -59,7 +60,7 @@ def classify(checkpoint: Checkpoint, parent: Parent) -> tuple[Assignment, ...]:
     odd = {key for key, kind in kinds.items() if kind.family is None or len(kind.tables) > 1}
     of_odd = {name: kinds[id(at)] for name, at in zip(parent.tensors, places, strict=True) if id(at) in odd}
     problems += _capped(_ambiguities(of_odd), "tensors without exactly one family")
-    problems += _counts(recipe.family, assignments)
+    problems += _counts(recipe.family, assignments, differing)
     problems += _capped(_split_twice(of_odd), "weights that two [[parallel]] tables match")
     problems += _capped(_unfit(differing, assigned, parent), "tensors that cannot be converted")
     problems += _capped(torn_pairs(assignments, parent.tensors), "tensors without what they belong to")
@@ -174,11 +175,14 @@ def _split_twice(kinds: Mapping[str, _Kind]) -> Iterable[str]:
             yield f"{name}: two [[parallel]] tables match it ({sides}); narrow one"
 
 
-def _counts(families: Sequence[Family], assignments: Sequence[Assignment]) -> list[str]:
+def _counts(
+    families: Sequence[Family], assignments: Sequence[Assignment], differing: Sequence[Assignment]
+) -> list[str]:
     """Families whose number of tensors is another than expected; scales that a conversion consumes don't count."""
     consuming = {family.name for family in families if ACTIONS[family.action].consumes_scales}
-    found = Counter(
-        each.family for each in assignments if not (each.action.kind == "drop" and each.family in consuming)
+    found = Counter(map(_FAMILY, assignments))
+    found -= Counter(
+        each.family for each in differing if each.action.kind == "drop" and each.family in consuming
     )
     return [
         f"family {family.name!r}: expects {family.expect} tensors, the parent has {found[family.name]}; "

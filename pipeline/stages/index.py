@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 
 from shardmill.pipeline.errors import BuildError
 from shardmill.pipeline.manifest.records import Receipt
+from shardmill.pipeline.plan.indented import indented
 from shardmill.pipeline.plan.types import Plan
 from shardmill.pipeline.stages.job import Checkpoint
 from shardmill.pipeline.types import Parent

@@ -10,7 +10,7 @@ import difflib
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import product
 from math import prod
 
@@ -26,9 +26,10 @@ _STARS_MAX = 4  # `*` inside one part
 _GLOB_CHARS_MAX = 4096
 
 
-def expand(glob: str) -> list[str]:
-    """`a.{b,c}.d` -> [`a.b.d`, `a.c.d`]. Raises ValueError where the braces don't pair or nest."""
-    return ["".join(choice) for choice in product(*_choices(glob))]
+@lru_cache  # a recipe's globs are asked for at every module that may be fused
+def expand(glob: str) -> tuple[str, ...]:
+    """`a.{b,c}.d` -> (`a.b.d`, `a.c.d`). Raises ValueError where the braces don't pair or nest."""
+    return tuple("".join(choice) for choice in product(*_choices(glob)))
 
 
 def count(glob: str) -> int:
@@ -178,8 +179,9 @@ def fused_instances(globs: Sequence[str], names: Iterable[str]) -> dict[tuple[st
     members = [fold(glob) for glob in globs]
     matcher = GlobSet(globs)
     found: dict[tuple[str, ...], dict[str, str]] = defaultdict(dict)
-    for name in names:
-        for place in matcher.matches(name):
+    listed = list(names)
+    for name, places in zip(listed, matcher.places(listed), strict=True):
+        for place in places:
             values = captured(members[place], name)
             assert values is not None, f"{name} matches {globs[place]} but not {members[place]}"
             found[values][members[place]] = name

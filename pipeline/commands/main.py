@@ -6,7 +6,6 @@ import atexit
 import gc
 import io
 import os
-import platform
 import resource
 import signal
 import sys
@@ -136,6 +135,7 @@ def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> No
         return
     there = {extra: find_spec(module) is not None for extra, module in EXTRAS.items()}
     kernel = "numba" if there["fast"] else "numpy"
+    import platform
     from importlib.metadata import version  # 0.05 s, which no other command needs
 
     click.echo(f"shardmill {version('shardmill')}")

@@ -16,12 +16,11 @@ from shardmill.verify.formats.schemes import Linear, grid_of, pair_faults, quant
 from shardmill.verify.questions.beside_parent import beside_parent
 from shardmill.verify.questions.coverage import coverage_of
 from shardmill.verify.questions.entries import entry_faults
-from shardmill.verify.questions.lint_config import tied_pair
-from shardmill.verify.questions.lint_names import names_of
 from shardmill.verify.questions.looks import plans_of, sight_faults
 from shardmill.verify.questions.parentage import Parentage, parentage
 from shardmill.verify.questions.side_files import side_faults
 from shardmill.verify.questions.structure import structure_faults
+from shardmill.verify.questions.tied import tied_pair
 from shardmill.verify.reading.checkpoint import Checkpoint, is_plain_path, open_checkpoint
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.reading.manifest import MANIFEST, Manifest
@@ -188,7 +187,7 @@ def _data(
 
 def _tied(opened: Opened) -> tuple[Tensor, Tensor] | None:
     checkpoint = opened.checkpoint
-    return tied_pair(names_of(checkpoint, opened.linears, None)) if checkpoint.config else None
+    return tied_pair(checkpoint) if checkpoint.config else None
 
 
 def _tied_faults(opened: Opened, results: dict[str, FileResult]) -> Iterator[Finding]:

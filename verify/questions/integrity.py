@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 from shardmill.verify.formats.encode import RECIPES
-from shardmill.verify.formats.look import Look, Plan, Sightings
+from shardmill.verify.formats.look import Plan, Sightings
 from shardmill.verify.formats.schemes import Linear, grid_of, pair_faults, quantized
 from shardmill.verify.questions.beside_parent import beside_parent
 from shardmill.verify.questions.coverage import coverage_of
@@ -159,7 +158,7 @@ def _data(
     checkpoint = opened.checkpoint
     jobs = list(_jobs(opened, origin))
     looked_at = {
-        task.tensor.name for job in jobs for task in job.tasks if task.watch or task.twin is not None
+        task.tensor.name for job in jobs for task in job.tasks if task.watch is not None or task.twin is not None
     }
     report.coverage = coverage_of(checkpoint, opened.linears, looked_at)
     sources = origin.source_jobs() if origin is not None else []
@@ -258,8 +257,7 @@ def _task(tensor: Tensor, digest: bool, opened: Opened, twins: dict[str, Tensor]
     plan = (
         plan if plan is not None and plan.tensor == tensor else None
     )  # of a name that two files have, the one that counts
-    watch = partial(Look, plan) if plan is not None else None
-    return Task(tensor, digest, watch, twin) if digest or watch or twin is not None else None
+    return Task(tensor, digest, plan, twin) if digest or plan is not None or twin is not None else None
 
 
 def _digest_faults(manifest: Manifest, result: FileResult) -> Iterator[Finding]:

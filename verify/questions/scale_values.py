@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +59,17 @@ class Scale:
             self.logs += float(np.log(elements[elements > 0], dtype=np.float64).sum())
         if bits is not None:
             self.powers_of_two &= not bool((bits & 0x007FFFFF).any())
+
+
+class _Watch(NamedTuple):
+    scale: Scale
+    law: ValueRule
+
+    def glance(self, whole: NDArray[np.uint8]) -> bool:
+        return False  # every value counts
+
+    def begin(self) -> _Reader:
+        return _Reader(self.scale, self.law)
 
 
 class _Reader:
@@ -130,7 +141,7 @@ def read_scales(
     by_file: dict[str, list[Task]] = {}
     for part in sorted(parts, key=lambda part: (part.file, part.begin)):
         by_file.setdefault(part.file, []).append(
-            Task(part, watch=partial(_Reader, scales[part.name], laws[part.name]))
+            Task(part, watch=_Watch(scales[part.name], laws[part.name]))
         )
     jobs = [FileJob(file, checkpoint.files[file], False, tuple(tasks)) for file, tasks in by_file.items()]
     done = Progress(sum(job.bytes for job in jobs), progress)

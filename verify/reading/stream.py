@@ -9,11 +9,10 @@ their order nor their content depends on the workers.
 from __future__ import annotations
 
 import hashlib
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import xxhash
@@ -34,6 +33,15 @@ Strip = NDArray[np.uint8]
 Buffers = tuple[Strip, Strip]
 
 
+class Watch(Protocol):
+    """What to look for in one tensor."""
+
+    def glance(self, whole: Strip) -> bool:
+        """Whether these bytes, all that it has, hold nothing to tell: then no watcher is made."""
+
+    def begin(self) -> Watcher: ...
+
+
 class Watcher(Protocol):
     """Is fed one tensor's bytes in order, then asked."""
 
@@ -46,13 +54,12 @@ class Watcher(Protocol):
         """What else it found out, to be given back in FileResult.outcomes; None for nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(NamedTuple):
     """What to do with one tensor of a file."""
 
     tensor: Tensor
     digest: bool = False
-    watch: Callable[[], Watcher] | None = None  # makes the one that looks at its elements
+    watch: Watch | None = None  # of its elements
     twin: Tensor | None = None  # of the other checkpoint, to be equal byte by byte
 
 
@@ -81,7 +88,6 @@ class FileResult:
     )  # tensor -> the first byte that differs from its twin's
     findings: list[Finding] = field(default_factory=list)
     outcomes: dict[str, Any] = field(default_factory=dict)  # tensor -> its watcher's outcome
-    names: tuple[str, ...] = ()  # of the tensors that were looked at
     broken: bool = False  # the file could not be read to its end
 
 
@@ -101,10 +107,10 @@ def stream(
     small = sum(job.bytes for job in jobs) < SMALL_BYTES
     workers = 1 if small else WORKERS_MAX if not remote else THREADS_MAX
     parts = jobs if small or remote else shared(jobs, usable_cores())
-    largest_first = sorted(parts, key=lambda job: -job.bytes)
-    results = pinned(do, largest_first, _buffers, workers, done, remote)
+    largest_first = sorted(range(len(parts)), key=lambda place: -parts[place].bytes)
+    results = pinned(do, [parts[place] for place in largest_first], _buffers, workers, done, remote)
     by_file: dict[str, list[FileResult]] = {job.file: [] for job in jobs}
-    for result in results:
+    for _, result in sorted(zip(largest_first, results, strict=True), key=lambda row: row[0]):
         by_file[result.file].append(result)
     return {job.file: _together(job, by_file[job.file], do) for job in jobs}
 
@@ -119,15 +125,22 @@ def shared(jobs: Sequence[FileJob], workers: int) -> list[FileJob]:
             continue
         if job.sha256:
             parts.append(replace(job, tasks=()))
-        run: list[Task] = []
-        for task in job.tasks:
-            run.append(task)
-            if sum(each.tensor.bytes for each in run) >= fair:
-                parts.append(replace(job, sha256=False, tasks=tuple(run)))
-                run = []
-        if run:
-            parts.append(replace(job, sha256=False, tasks=tuple(run)))
+        parts += (replace(job, sha256=False, tasks=tasks) for tasks in _runs_of_tasks(job.tasks, fair))
     return parts
+
+
+def _runs_of_tasks(tasks: Sequence[Task], bytes_min: int) -> Iterator[tuple[Task, ...]]:
+    """The tasks in their order, in runs of this many bytes or a little more, but for the last."""
+    run: list[Task] = []
+    left = bytes_min
+    for task in tasks:
+        run.append(task)
+        left -= task.tensor.bytes
+        if left <= 0:
+            yield tuple(run)
+            run, left = [], bytes_min
+    if run:
+        yield tuple(run)
 
 
 def _together(
@@ -138,9 +151,8 @@ def _together(
         return results[0]
     if any(result.broken for result in results):
         return do(job, _buffers())
-    order = {task.tensor.name: place for place, task in enumerate(job.tasks)}
     whole = FileResult(job.file, "".join(result.sha256 for result in results))
-    for result in sorted(results, key=lambda result: min((order[name] for name in result.names), default=0)):
+    for result in results:
         whole.digests |= result.digests
         whole.unequal |= result.unequal
         whole.findings += result.findings
@@ -153,12 +165,12 @@ def _buffers() -> Buffers:
 
 
 class _Pass:
-    """One file, read once. The current task's readers of bytes are kept between strips."""
+    """One file, read once. Readers of a tensor's bytes are kept between strips where it is not within one."""
 
     def __init__(self, source: Source, other: Source | None, job: FileJob, buffers: Buffers) -> None:
         self._source, self._other, self._job, self._buffers = source, other, job, buffers
-        self._result = FileResult(job.file, names=tuple(task.tensor.name for task in job.tasks))
-        self._waiting = deque(job.tasks)
+        self._result = FileResult(job.file)
+        self._place = 0  # of the task that waits for bytes
         self._hash: xxhash.xxh3_128 | None = None
         self._watcher: Watcher | None = None
         self._twins: dict[str, Reader] = {}
@@ -169,7 +181,6 @@ class _Pass:
             with ExitStack() as opened:
                 reader = opened.enter_context(self._source.open(self._job.file))
                 self._open_twins(opened)
-                self._begin()
                 for begin, end in self._strips():
                     strip = self._buffers[0][: end - begin]
                     reader.read_into(begin, strip.data)
@@ -177,8 +188,8 @@ class _Pass:
                         sha.update(strip.data)
                     self._feed(begin, end, strip)
                     progress(end - begin)
-                while self._waiting:  # tensors without bytes at the end of the file
-                    self._finish()
+                for task in self._job.tasks[self._place :]:  # without bytes, at the end of the file
+                    self._whole(task, self._buffers[0][:0])
         except UnreadableError as error:
             self._result.findings.append(error.finding)
             self._result.broken = True
@@ -203,44 +214,60 @@ class _Pass:
             for begin in range(first, last, STRIP_BYTES):
                 yield begin, min(begin + STRIP_BYTES, last)
 
-    def _begin(self) -> None:
-        if self._waiting:
-            task = self._waiting[0]
-            self._hash = xxhash.xxh3_128() if task.digest else None
-            self._watcher = task.watch() if task.watch is not None else None
-
-    def _finish(self) -> None:
-        task = self._waiting.popleft()
-        if self._hash is not None:
-            self._result.digests[task.tensor.name] = self._hash.hexdigest()
-        if self._watcher is not None:
-            self._result.findings += self._watcher.findings()
-            if self._watcher.outcome is not None:
-                self._result.outcomes[task.tensor.name] = self._watcher.outcome
-        self._begin()
-
     def _feed(self, begin: int, end: int, strip: Strip) -> None:
         """Gives the strip, bytes [begin, end) of the file, to the tensors that lie in it."""
-        while self._waiting and self._waiting[0].tensor.begin < end:
-            tensor = self._waiting[0].tensor
-            first, last = max(tensor.begin, begin), min(tensor.end, end)
-            if first < last:
-                self._feed_tensor(self._waiting[0], first - tensor.begin, strip[first - begin : last - begin])
-            if tensor.end > end:
-                return
-            self._finish()
+        tasks = self._job.tasks
+        while self._place < len(tasks) and tasks[self._place].tensor.begin < end:
+            task = tasks[self._place]
+            first, last = task.tensor.begin, task.tensor.end
+            if first == last:
+                self._whole(task, strip[:0])
+            elif first >= begin and last <= end:
+                self._whole(task, strip[first - begin : last - begin])
+            else:
+                self._part(task, max(begin - first, 0), strip[max(first - begin, 0) : last - begin])
+                if last > end:
+                    return
+            self._place += 1
 
-    def _feed_tensor(self, task: Task, at: int, piece: Strip) -> None:
+    def _whole(self, task: Task, whole: Strip) -> None:
+        """A tensor whose bytes all lie in one strip."""
+        if task.digest:
+            self._result.digests[task.tensor.name] = xxhash.xxh3_128_hexdigest(whole.data)
+        if task.watch is not None and len(whole) and not task.watch.glance(whole):
+            watcher = task.watch.begin()
+            watcher.feed(whole)
+            self._ask(task, watcher)
+        if task.twin is not None:
+            self._compare(task, task.twin, 0, whole)
+
+    def _part(self, task: Task, at: int, piece: Strip) -> None:
+        """A piece of a tensor, from its byte `at` on."""
+        if not at:
+            self._hash = xxhash.xxh3_128() if task.digest else None
+            self._watcher = task.watch.begin() if task.watch is not None else None
         if self._hash is not None:
             self._hash.update(piece.data)
         if self._watcher is not None:
             self._watcher.feed(piece)
         if task.twin is not None and task.tensor.name not in self._result.unequal:
-            twin = self._buffers[1][: len(piece)]
-            self._twins[task.twin.file].read_into(task.twin.begin + at, twin.data)
-            if not np.array_equal(piece, twin):
-                first = at + int(np.flatnonzero(piece != twin)[0])
-                self._result.unequal[task.tensor.name] = first
+            self._compare(task, task.twin, at, piece)
+        if at + len(piece) == task.tensor.bytes:
+            if self._hash is not None:
+                self._result.digests[task.tensor.name] = self._hash.hexdigest()
+            if self._watcher is not None:
+                self._ask(task, self._watcher)
+
+    def _ask(self, task: Task, watcher: Watcher) -> None:
+        self._result.findings += watcher.findings()
+        if (outcome := watcher.outcome) is not None:
+            self._result.outcomes[task.tensor.name] = outcome
+
+    def _compare(self, task: Task, other: Tensor, at: int, piece: Strip) -> None:
+        twin = self._buffers[1][: len(piece)]
+        self._twins[other.file].read_into(other.begin + at, twin.data)
+        if not np.array_equal(piece, twin):
+            self._result.unequal[task.tensor.name] = at + int(np.flatnonzero(piece != twin)[0])
 
 
 def runs_of(tensors: Iterable[Tensor], gap_max: int = 0) -> list[tuple[int, int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -45,7 +46,7 @@ SECOND = {"nvfp4": "weight_scale_2", "ct-nvfp4": "weight_global_scale"}  # the s
 GROUP = {"nvfp4": 16, "ct-nvfp4": 16, "mxfp4": 32, "mxfp8": 32, "gpt-oss": 32}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Linear:
     """A quantized module: its weight (None if it is lost) and its scales by the leaf of their names."""
 
@@ -55,7 +56,7 @@ class Linear:
     scales: Mapping[str, Tensor]
     extras: Mapping[str, Tensor] = field(default_factory=dict)  # zeros and tables of indices, by leaf
 
-    @property
+    @cached_property
     def shape(self) -> Shape:
         """Of the weight decoded; of GPTQ and AWQ [inputs, outputs], as they store it."""
         if self.weight is None:
@@ -69,7 +70,7 @@ class Linear:
             return INTEGER_SHAPES[self.kind](self)
         return shape
 
-    @property
+    @cached_property
     def grid(self) -> Tensor | None:
         """The scale that has one entry a block."""
         for leaf in GRIDS:

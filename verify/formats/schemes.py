@@ -7,6 +7,7 @@ per tensor, whatever its maker calls it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 
 from shardmill.verify.formats.forms.gptq import extra_faults
 from shardmill.verify.formats.forms.whole_fp8 import PARTS_MAX
@@ -52,14 +53,21 @@ _COMMON = frozenset(("scale", "scales", *EXTRAS, "_scales", "_blocks"))  # words
 def split_name(name: str) -> tuple[str, str]:
     """(module, leaf): `a.b.weight_scale` -> (`a.b`, `weight_scale`); a fused `a.gate_up_proj_blocks` too."""
     module, _, leaf = name.rpartition(".")
+    stem, meaning = _stem(leaf)
+    return (f"{module}.{stem}" if stem else module), meaning
+
+
+@lru_cache(4096)
+def _stem(leaf: str) -> tuple[str, str]:
+    """(what of a leaf belongs to the module's name, what is left of it)"""
     if leaf in SCALE_DTYPES:
-        return module, leaf
+        return "", leaf
     if leaf.endswith("proj_scale"):  # of a stack of experts, whose codes have no `.weight`
-        return f"{module}.{leaf.removesuffix('_scale')}", "weight_scale"
+        return leaf.removesuffix("_scale"), "weight_scale"
     for ending, meaning in _FUSED.items():
         if leaf.endswith(ending) and leaf != ending:
-            return f"{module}.{leaf.removesuffix(ending)}", meaning
-    return module, leaf
+            return leaf.removesuffix(ending), meaning
+    return "", leaf
 
 
 def is_scale(name: str) -> bool:

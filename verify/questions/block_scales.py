@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shardmill.verify.formats.declared import Declaration
+from shardmill.verify.formats.declared import declaration
 from shardmill.verify.formats.linear import EXPONENTS, F32, Linear
 from shardmill.verify.formats.look import Sightings
 from shardmill.verify.formats.matrices import (
@@ -90,12 +90,13 @@ def _pieces(begin: int, end: int, width: int) -> Iterator[tuple[int, int, int]]:
 
 
 def block_looks(
-    checkpoint: Checkpoint, linears: Iterable[Linear], declared: Declaration | None, sightings: Sightings
+    checkpoint: Checkpoint, linears: Iterable[Linear], sightings: Sightings
 ) -> Iterator[BlockLook]:
     """Every weight that the pass over the bytes made a suspect, read again."""
     suspects = [linear for linear in linears if _suspect(linear, sightings)][:WEIGHTS_MAX]
     if not suspects:
         return
+    declared = declaration(checkpoint.quantization)[0] if checkpoint.quantization else None
     with OpenFiles(checkpoint.source) as opened:
         for linear in suspects:
             tensors = [*linear.scales.values(), *([linear.weight] if linear.weight else [])]
@@ -106,13 +107,12 @@ def block_looks(
 
 
 def _suspect(linear: Linear, sightings: Sightings) -> bool:
-    if linear.kind not in BLOCKED or linear.weight is None or linear.grid is None or not can_decode(linear):
+    if linear.kind not in BLOCKED or linear.weight is None or linear.grid is None:
         return False
-    if linear.weight.name in sightings.runs and sightings.runs[linear.weight.name] == (
-        (0, linear.weight.bytes),
-    ):
+    weight = linear.weight
+    if weight.name not in sightings.zero_blocks and linear.grid.name not in sightings.zero_scales:
         return False
-    return linear.weight.name in sightings.zero_blocks or linear.grid.name in sightings.zero_scales
+    return sightings.runs.get(weight.name) != ((0, weight.bytes),) and can_decode(linear)
 
 
 def _look(matrix: Matrix, opened: OpenFiles) -> BlockLook | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from shardmill.verify.formats.declared import declaration
 from shardmill.verify.formats.linear import Linear
 from shardmill.verify.formats.look import Plan, Sightings
 from shardmill.verify.formats.values import float_rules, value_rules
@@ -43,9 +42,8 @@ def sight_faults(
     checkpoint: Checkpoint, linears: Mapping[str, Linear], sightings: Sightings
 ) -> Iterator[Finding]:
     """What the sights of the whole pass come to: dead data, blocks without their scales, indices out of range."""
-    declared = declaration(checkpoint.quantization)[0] if checkpoint.quantization else None
     vouched: set[str] = set()
-    for look in block_looks(checkpoint, linears.values(), declared, sightings):
+    for look in block_looks(checkpoint, linears.values(), sightings):
         yield from block_faults(look)
         name = look.matrix.tensor.name
         if look.vouches(sightings.runs.get(name, ())):

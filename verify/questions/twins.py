@@ -6,6 +6,7 @@ read again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -25,7 +26,8 @@ BYTES_MIN = 1_024  # smaller weights may be alike by chance, or by initialisatio
 def twin_faults(checkpoint: Checkpoint, sightings: Sightings) -> Iterator[Finding]:
     first: dict[tuple[str, int, tuple[int, ...]], str] = {}
     pairs: list[tuple[str, str]] = []
-    for name in sorted(sightings.fronts):
+    alike = Counter(sightings.fronts.values())
+    for name in sorted(name for name, front in sightings.fronts.items() if alike[front] > 1):
         tensor = checkpoint.tensors[name]
         if tensor.bytes < BYTES_MIN or whole(sightings.runs.get(name, ()), tensor):
             continue

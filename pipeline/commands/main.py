@@ -11,7 +11,6 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -108,6 +107,8 @@ class LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
+            from difflib import get_close_matches
+
             close = get_close_matches(args[0], COMMANDS, n=2)
             if close:
                 message = f"{error.message} Did you mean {' or '.join(close)}?"

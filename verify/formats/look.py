@@ -75,7 +75,8 @@ class Look:
     __slots__ = ("_check", "_front", "_plan", "_runs", "_seen", "_zero_block", "_zero_scale")
 
     def __init__(self, plan: Plan) -> None:
-        self._plan, self._seen, self._front = plan, 0, None
+        self._plan, self._seen = plan, 0
+        self._front: int | None = None
         self._zero_block = self._zero_scale = False
         self._check: ElementCheck | None = None
         self._runs: ZeroRuns | None = None

@@ -140,9 +140,7 @@ def read_scales(
     scales: dict[str, Scale] = {part.name: Scale(part) for part in parts}
     by_file: dict[str, list[Task]] = {}
     for part in sorted(parts, key=lambda part: (part.file, part.begin)):
-        by_file.setdefault(part.file, []).append(
-            Task(part, watch=_Watch(scales[part.name], laws[part.name]))
-        )
+        by_file.setdefault(part.file, []).append(Task(part, watch=_Watch(scales[part.name], laws[part.name])))
     jobs = [FileJob(file, checkpoint.files[file], False, tuple(tasks)) for file, tasks in by_file.items()]
     done = Progress(sum(job.bytes for job in jobs), progress)
     for result in stream(checkpoint.source, jobs, done=done).values():

@@ -129,7 +129,7 @@ class _Entries:
         self._add(raw.name, raw.dtype, raw.shape, raw.begin, raw.end)
 
     def keep_plain(self) -> None:
-        """The next entries as long as they are spelled as every writer spells them. Nearly all are, and are ordinary."""
+        """The next entries as long as they are spelled as every writer spells them, as nearly all are."""
         scan, names = self._scan, self._names
         while (match := scan.plain_member()) is not None:
             name, dtype, dims, begin, end = match.groups()

@@ -10,10 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import tomllib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from shardmill.verify.reading import bounded_json
 from shardmill.verify.reading.bounded_json import BadJsonError
@@ -27,14 +26,12 @@ _BLOCKS = ("block", "source_block")  # of a conversion; `source_block`, of a reb
 _HEX64, _HEXES = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]*+")
 
 
-@dataclass(frozen=True, slots=True)
-class FileRecord:
+class FileRecord(NamedTuple):
     bytes: int
     sha256: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class ShardRecord:
+class ShardRecord(NamedTuple):
     """`tensors` are digests of every tensor of the output file, `sources` of the parent tensors that were changed."""
 
     rewritten: bool
@@ -42,16 +39,14 @@ class ShardRecord:
     sources: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Conversion:
+class Conversion(NamedTuple):
     family: str
     numerics: str
     block: tuple[int, int]
     counts: dict[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class FamilyRecord:
+class FamilyRecord(NamedTuple):
     """A family of the recipe: what was done with its tensors, why, and their bytes before and after."""
 
     name: str
@@ -64,8 +59,7 @@ class FamilyRecord:
     block: tuple[int, int] | None
 
 
-@dataclass(frozen=True, slots=True)
-class SourceRecord:
+class SourceRecord(NamedTuple):
     """Another checkpoint than the parent, and what it gave: the parent's name of a tensor -> its own name there."""
 
     repository: str | None
@@ -165,6 +159,10 @@ def _manifest(value: dict[str, Any]) -> Manifest:
 
 def _transposed(layers: list[dict[str, str]]) -> Iterator[str]:
     for layer in layers:
+        if "transposed" not in layer["toml"] and "\\u" not in layer["toml"].lower():  # nor spelled by escapes
+            continue
+        import tomllib
+
         try:
             families = tomllib.loads(layer["toml"]).get("family", [])
         except (tomllib.TOMLDecodeError, RecursionError):
@@ -288,7 +286,7 @@ def _conversion_row(item: Any, numerics: str) -> bool:
 
 
 def _family_row(item: Any) -> bool:
-    if not isinstance(item, dict) or set(item) != {field.name for field in fields(FamilyRecord)}:
+    if not isinstance(item, dict) or set(item) != set(FamilyRecord._fields):
         return False
     sizes = (item[key] for key in ("tensors", "bytes_before", "bytes_after", "scale_bytes"))
     fine = _text(item["name"]) and _text(item["action"]) and all(map(_count, sizes))

@@ -9,8 +9,8 @@ their order nor their content depends on the workers.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -22,7 +22,7 @@ from shardmill.verify.reading.header import Tensor
 from shardmill.verify.reading.processes import WORKERS_MAX, usable_cores
 from shardmill.verify.reading.progress import Progress
 from shardmill.verify.reading.source import Reader, Source
-from shardmill.verify.reading.threads import THREADS_MAX, pinned
+from shardmill.verify.reading.threads import THREADS_MAX, begun
 from shardmill.verify.rules.findings import Finding, UnreadableError
 
 GAP_BYTES_MAX = 64 << 10  # runs of bytes closer than this are read as one
@@ -98,6 +98,18 @@ def stream(
     done: Progress | None = None,
 ) -> dict[str, FileResult]:
     """Does all jobs; `other` holds the twins; `done` hears of bytes as they are read."""
+    with streaming(source, jobs, other, done) as results:
+        return results()
+
+
+@contextmanager
+def streaming(
+    source: Source,
+    jobs: Sequence[FileJob],
+    other: Source | None = None,
+    done: Progress | None = None,
+) -> Iterator[Callable[[], dict[str, FileResult]]]:
+    """As `stream`, whose results come when they are asked for; other processes may be at work meanwhile."""
     progress = done.add if done is not None else lambda count: None
 
     def do(job: FileJob, buffers: Buffers) -> FileResult:
@@ -108,11 +120,18 @@ def stream(
     workers = 1 if small else WORKERS_MAX if not remote else THREADS_MAX
     parts = jobs if small or remote else shared(jobs, usable_cores())
     largest_first = sorted(range(len(parts)), key=lambda place: -parts[place].bytes)
-    results = pinned(do, [parts[place] for place in largest_first], _buffers, workers, done, remote)
-    by_file: dict[str, list[FileResult]] = {job.file: [] for job in jobs}
-    for _, result in sorted(zip(largest_first, results, strict=True), key=lambda row: row[0]):
-        by_file[result.file].append(result)
-    return {job.file: _together(job, by_file[job.file], do) for job in jobs}
+    with begun(do, [parts[place] for place in largest_first], _buffers, workers, done, remote) as results:
+        yield lambda: _by_file(jobs, dict(zip(largest_first, results(), strict=True)), do)
+
+
+def _by_file(
+    jobs: Sequence[FileJob], results: Mapping[int, FileResult], do: Callable[[FileJob, Buffers], FileResult]
+) -> dict[str, FileResult]:
+    """`results`: of the parts, by their places among all."""
+    found: dict[str, list[FileResult]] = {job.file: [] for job in jobs}
+    for place in sorted(results):
+        found[results[place].file].append(results[place])
+    return {job.file: _together(job, found[job.file], do) for job in jobs}
 
 
 def shared(jobs: Sequence[FileJob], workers: int) -> list[FileJob]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -46,7 +45,7 @@ SECOND = {"nvfp4": "weight_scale_2", "ct-nvfp4": "weight_global_scale"}  # the s
 GROUP = {"nvfp4": 16, "ct-nvfp4": 16, "mxfp4": 32, "mxfp8": 32, "gpt-oss": 32}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Linear:
     """A quantized module: its weight (None if it is lost) and its scales by the leaf of their names."""
 
@@ -55,10 +54,16 @@ class Linear:
     weight: Tensor | None
     scales: Mapping[str, Tensor]
     extras: Mapping[str, Tensor] = field(default_factory=dict)  # zeros and tables of indices, by leaf
+    grid: Tensor | None = field(init=False)  # the scale that has one entry a block
+    shape: Shape = field(init=False)  # decoded; of GPTQ and AWQ [inputs, outputs], as they store it
 
-    @cached_property
-    def shape(self) -> Shape:
-        """Of the weight decoded; of GPTQ and AWQ [inputs, outputs], as they store it."""
+    def __post_init__(self) -> None:
+        """Every question asks for both, again and again."""
+        grid = next((leaf for leaf in GRIDS if leaf in self.scales), "")
+        object.__setattr__(self, "grid", self.scales.get(grid))
+        object.__setattr__(self, "shape", self._shape())
+
+    def _shape(self) -> Shape:
         if self.weight is None:
             return ()
         shape = self.weight.shape
@@ -69,14 +74,6 @@ class Linear:
         if self.kind in INTEGER_SHAPES:
             return INTEGER_SHAPES[self.kind](self)
         return shape
-
-    @cached_property
-    def grid(self) -> Tensor | None:
-        """The scale that has one entry a block."""
-        for leaf in GRIDS:
-            if leaf in self.scales:
-                return self.scales[leaf]
-        return None
 
     @property
     def float_name(self) -> str:

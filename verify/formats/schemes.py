@@ -113,12 +113,21 @@ def _beside_codes(module: str, leaf: str, tensor: Tensor, tensors: Mapping[str, 
 
 
 def _linear(module: str, tensors: Mapping[str, Tensor], parts: Mapping[str, Tensor]) -> Linear:
-    scales = {leaf: tensor for leaf, tensor in parts.items() if leaf in SCALE_DTYPES}
-    extras = {leaf: tensor for leaf, tensor in parts.items() if leaf in EXTRAS}
-    weight = next((tensors[module + end] for end in _CODES_ENDS if module + end in tensors), None)
+    scales, extras = parts, dict[str, Tensor]()
+    if not parts.keys() <= SCALE_DTYPES.keys():
+        scales = {leaf: tensor for leaf, tensor in parts.items() if leaf in SCALE_DTYPES}
+        extras = {leaf: tensor for leaf, tensor in parts.items() if leaf in EXTRAS}
+    weight = _codes(module, tensors)
     if weight is None or (weight.dtype in FLOATS and f"{module}.qweight" not in tensors):
         return Linear(module, "orphan", None, scales, extras)
     return Linear(module, _kind(weight, scales), weight, scales, extras)
+
+
+def _codes(module: str, tensors: Mapping[str, Tensor]) -> Tensor | None:
+    for end in _CODES_ENDS:
+        if (weight := tensors.get(module + end)) is not None:
+            return weight
+    return None
 
 
 _RECOGNIZED = tuple((form.kind, form.recognize) for form in FORMS.values() if form.recognize)

@@ -28,13 +28,14 @@ def plans_of(checkpoint: Checkpoint, linears: Mapping[str, Linear]) -> dict[str,
         if linear.grid is not None and linear.grid.dtype in _BYTES
     }
     laws |= float_rules(tensors, laws.keys() | by_weight.keys())
-    plans: dict[str, Plan] = {}
+    plans = {name: Plan(tensors[name], law, scales=name in grids) for name, law in laws.items()}
     for name, tensor in tensors.items():
         linear = by_weight.get(name)
-        runs = judged_for_zeros(tensor, by_weight)
-        if name in laws or runs or linear is not None:
-            in_block = block_bytes(linear) if linear is not None else 0
-            plans[name] = Plan(tensor, laws.get(name), runs, in_block, name in grids)
+        if linear is not None or len(tensor.shape) > 1:
+            runs = judged_for_zeros(tensor, by_weight)
+            if runs or linear is not None:
+                in_block = block_bytes(linear) if linear is not None else 0
+                plans[name] = Plan(tensor, laws.get(name), runs, in_block, name in grids)
     return plans
 
 

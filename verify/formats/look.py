@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
-from zlib import crc32
 
 import numpy as np
+from xxhash import xxh3_64_intdigest
 
 from shardmill.verify.formats.linear import U8
 from shardmill.verify.formats.values import ElementCheck, ValueRule
-from shardmill.verify.formats.zeros import Run, ZeroRuns, no_run
+from shardmill.verify.formats.zeros import STEP, Run, ZeroRuns, no_run
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.rules.findings import Finding
 
@@ -58,45 +58,56 @@ class Plan(NamedTuple):
     block_bytes: int = 0  # bytes of one row of a block of codes; 0 = blocks are not looked at
     scales: bool = False  # whether these are block scales, of which none should be zero
 
-    def glance(self, whole: U8) -> bool:
-        """Whether these bytes hold nothing to tell. Of a weight there is always something: its front."""
-        return not self.runs and _plain(self, whole)
+    def glance(self, whole: U8) -> tuple[bool, Sighting | None]:
+        """A few tests of the whole tensor, in which there is nothing to find as a rule."""
+        fine = (
+            (self.law is None or self.law.holds(whole))
+            and not (self.scales and not whole.min())
+            and not (self.block_bytes and self.may_hold_a_zero_block(whole, 0))
+            and (not self.runs or self._blocks_show_runs or no_run(whole))
+        )
+        return fine, Sighting(front=_front(whole)) if fine and self.runs else None
 
     def begin(self) -> Look:
         return Look(self)
 
+    @property
+    def _step(self) -> int:
+        """Words of 8 bytes between two that are looked at: one in every half row of a block."""
+        return max(self.block_bytes // 16, 1)
+
+    @property
+    def _blocks_show_runs(self) -> bool:
+        """Whether what is looked at for blocks of zeros holds all that is looked at for runs of zeros."""
+        return bool(self.block_bytes) and STEP % self._step == 0 and self.tensor.bytes >= 8
+
+    def may_hold_a_zero_block(self, strip: U8, seen: int) -> bool:
+        """Whether a word is zero; words of small blocks begin where the blocks do. `seen`: bytes before the strip."""
+        aligned = strip[-seen % 8 :]
+        words = aligned[: len(aligned) // 8 * 8].view("<u8")[:: self._step]
+        return bool(len(words)) and not words.min()
+
 
 class Look:
-    """Fed the bytes in order by `verify.reading.stream`; `outcome` is what it saw.
-
-    Most tensors come in one piece in which there is nothing to find: a few tests of the whole piece show that.
-    """
-
-    __slots__ = ("_check", "_front", "_plan", "_runs", "_seen", "_zero_block", "_zero_scale")
+    """Fed the bytes in order by `verify.reading.stream`; `outcome` is what it saw."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan, self._seen = plan, 0
         self._front: int | None = None
         self._zero_block = self._zero_scale = False
-        self._check: ElementCheck | None = None
-        self._runs: ZeroRuns | None = None
+        self._check = ElementCheck(plan.tensor, plan.law) if plan.law is not None else None
+        self._runs = ZeroRuns(plan.tensor.bytes) if plan.runs else None
 
     def feed(self, strip: U8) -> None:
         plan = self._plan
-        if not self._seen:
-            if plan.runs:
-                self._front = crc32(strip[:FRONT_BYTES].data)
-            if len(strip) == plan.tensor.bytes and _plain(plan, strip):
-                self._seen = len(strip)
-                return
-            self._check = ElementCheck(plan.tensor, plan.law) if plan.law is not None else None
-            self._runs = ZeroRuns(plan.tensor.bytes) if plan.runs else None
         if self._check is not None:
             self._check.feed(strip)
         if self._runs is not None:
             self._runs.feed(strip)
+            if not self._seen:
+                self._front = _front(strip)
         if plan.block_bytes and not self._zero_block:
-            self._zero_block = _may_hold_a_zero_block(plan, strip, self._seen)
+            self._zero_block = plan.may_hold_a_zero_block(strip, self._seen)
         if plan.scales and not strip.min():
             self._zero_scale = True
         self._seen += len(strip)
@@ -111,22 +122,8 @@ class Look:
         return self._check.findings() if self._check is not None else []
 
 
-def _plain(plan: Plan, whole: U8) -> bool:
-    """Whether a tensor that lies here whole shows at a glance that there is nothing to find in it."""
-    if plan.law is not None and not plan.law.holds(whole):
-        return False
-    if plan.scales and not whole.min():
-        return False
-    if plan.block_bytes and _may_hold_a_zero_block(plan, whole, 0):
-        return False
-    return not plan.runs or no_run(whole)
-
-
-def _may_hold_a_zero_block(plan: Plan, strip: U8, seen: int) -> bool:
-    """Looks at a word in every half row of a block; words of small blocks begin where the blocks do."""
-    aligned = strip[-seen % 8 :]
-    words = aligned[: len(aligned) // 8 * 8].view("<u8")
-    return not bool(words[:: max(plan.block_bytes // 16, 1)].all())
+def _front(strip: U8) -> int:
+    return xxh3_64_intdigest(strip[:FRONT_BYTES].data)
 
 
 def whole(runs: tuple[Run, ...], tensor: Tensor) -> bool:

@@ -65,8 +65,8 @@ class _Watch(NamedTuple):
     scale: Scale
     law: ValueRule
 
-    def glance(self, whole: NDArray[np.uint8]) -> bool:
-        return False  # every value counts
+    def glance(self, whole: NDArray[np.uint8]) -> tuple[bool, None]:
+        return False, None  # every value counts
 
     def begin(self) -> _Reader:
         return _Reader(self.scale, self.law)

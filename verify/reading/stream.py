@@ -36,8 +36,8 @@ Buffers = tuple[Strip, Strip]
 class Watch(Protocol):
     """What to look for in one tensor."""
 
-    def glance(self, whole: Strip) -> bool:
-        """Whether these bytes, all that it has, hold nothing to tell: then no watcher is made."""
+    def glance(self, whole: Strip) -> tuple[bool, Any]:
+        """Whether these bytes, all that it has, hold no fault at a glance, and the outcome; else a watcher is made."""
 
     def begin(self) -> Watcher: ...
 
@@ -253,10 +253,14 @@ class _Pass:
         """A tensor whose bytes all lie in one strip."""
         if task.digest:
             self._result.digests[task.tensor.name] = xxhash.xxh3_128_hexdigest(whole.data)
-        if task.watch is not None and len(whole) and not task.watch.glance(whole):
-            watcher = task.watch.begin()
-            watcher.feed(whole)
-            self._ask(task, watcher)
+        if task.watch is not None and len(whole):
+            fine, outcome = task.watch.glance(whole)
+            if not fine:
+                watcher = task.watch.begin()
+                watcher.feed(whole)
+                self._ask(task, watcher)
+            elif outcome is not None:
+                self._result.outcomes[task.tensor.name] = outcome
         if task.twin is not None:
             self._compare(task, task.twin, 0, whole)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -146,8 +146,7 @@ def ones(shape: Shape) -> bool:
     return all(dim == 1 for dim in shape)
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
+class Form(NamedTuple):
     """One number format: how its parts must fit together, how its codes become numbers, how deeply it is judged."""
 
     kind: str

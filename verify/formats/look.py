@@ -8,13 +8,15 @@ from typing import NamedTuple
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from shardmill.verify.formats.linear import U8
+from shardmill.verify.formats.linear import U8, Linear
 from shardmill.verify.formats.values import ElementCheck, ValueRule
 from shardmill.verify.formats.zeros import STEP, Run, ZeroRuns, no_run
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.rules.findings import Finding
 
 FRONT_BYTES = 4_096
+BLOCKED = ("fp8-block", "fp8-grid", "mxfp8", "mxfp4", "gpt-oss", "nvfp4", "ct-nvfp4")  # held to their scales
+_ROW_BYTES = {"nvfp4": 8, "ct-nvfp4": 8, "mxfp4": 16, "gpt-oss": 16, "mxfp8": 32}  # of a block of codes
 
 
 class Sighting(NamedTuple):
@@ -124,6 +126,14 @@ class Look:
 
 def _front(strip: U8) -> int:
     return xxh3_64_intdigest(strip[:FRONT_BYTES].data)
+
+
+def block_bytes(linear: Linear) -> int:
+    """Bytes of one row of a block of codes; 0 for a format whose blocks are not held to their scales."""
+    if linear.kind not in BLOCKED or linear.weight is None or linear.grid is None or not linear.grid.shape:
+        return 0
+    columns = linear.shape[-1] if linear.shape else 0
+    return _ROW_BYTES.get(linear.kind) or max(columns // max(linear.grid.shape[-1], 1), 8)
 
 
 def whole(runs: tuple[Run, ...], tensor: Tensor) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +27,7 @@ Test = tuple[
 ]  # slug, what is expected, which elements are bad
 
 
-@dataclass(frozen=True, slots=True)
-class ValueRule:
+class ValueRule(NamedTuple):
     """What the elements of a tensor must be."""
 
     dtype: np.dtype[Any]

@@ -7,8 +7,7 @@ the parent, that nothing was lost and that carried tensors are the parent's byte
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardmill.verify.formats.encode import RECIPES
 from shardmill.verify.formats.look import Plan, Sightings
@@ -35,8 +34,7 @@ SMALL_BYTES_MAX = 4 << 20  # of files whose sha256 a remote place does not state
 AFTER_THE_MANIFEST = ("model.sig", "provenance.intoto.json", "provenance.intoto.jsonl")
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(NamedTuple):
     """A checkpoint with what is judged about it."""
 
     checkpoint: Checkpoint

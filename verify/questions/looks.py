@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from shardmill.verify.formats.linear import Linear
-from shardmill.verify.formats.look import Plan, Sightings
+from shardmill.verify.formats.look import Plan, Sightings, block_bytes
 from shardmill.verify.formats.values import float_rules, value_rules
-from shardmill.verify.questions.block_scales import block_bytes, block_faults, block_looks
 from shardmill.verify.questions.dead_data import as_published, judged_for_zeros, zero_faults
 from shardmill.verify.questions.index_values import index_faults
 from shardmill.verify.questions.twins import twin_faults
@@ -44,11 +43,14 @@ def sight_faults(
 ) -> Iterator[Finding]:
     """What the sights of the whole pass come to: dead data, blocks without their scales, indices out of range."""
     vouched: set[str] = set()
-    for look in block_looks(checkpoint, linears.values(), sightings):
-        yield from block_faults(look)
-        name = look.matrix.tensor.name
-        if look.vouches(sightings.runs.get(name, ())):
-            vouched.add(name)
+    if sightings.zero_blocks or sightings.zero_scales:
+        from shardmill.verify.questions.block_scales import block_faults, block_looks
+
+        for look in block_looks(checkpoint, linears.values(), sightings):
+            yield from block_faults(look)
+            name = look.matrix.tensor.name
+            if look.vouches(sightings.runs.get(name, ())):
+                vouched.add(name)
     yield from as_published(checkpoint, zero_faults(checkpoint, sightings, vouched))
     yield from index_faults(checkpoint, linears)
     yield from twin_faults(checkpoint, sightings)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import prod
 from operator import attrgetter
 from typing import NamedTuple
@@ -52,8 +51,7 @@ class Tensor(NamedTuple):
         return f"{self.dtype} {list(self.shape)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """The tensors of one file in the order of their bytes. If not `sound`, its data must not be interpreted."""
 
     file: str

@@ -11,7 +11,6 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from shardmill.verify.reading import bounded_json
@@ -67,8 +66,7 @@ class SourceRecord(NamedTuple):
     tensors: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(NamedTuple):
     plan_key: str
     parent: dict[str, str | None]
     parent_verified: bool

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -63,8 +63,7 @@ class Task(NamedTuple):
     twin: Tensor | None = None  # of the other checkpoint, to be equal byte by byte
 
 
-@dataclass(frozen=True, slots=True)
-class FileJob:
+class FileJob(NamedTuple):
     """What to do with one file; its tasks lie in the order of their bytes and do not overlap."""
 
     file: str
@@ -143,8 +142,8 @@ def shared(jobs: Sequence[FileJob], workers: int) -> list[FileJob]:
             parts.append(job)
             continue
         if job.sha256:
-            parts.append(replace(job, tasks=()))
-        parts += (replace(job, sha256=False, tasks=tasks) for tasks in _runs_of_tasks(job.tasks, fair))
+            parts.append(job._replace(tasks=()))
+        parts += (job._replace(sha256=False, tasks=tasks) for tasks in _runs_of_tasks(job.tasks, fair))
     return parts
 
 

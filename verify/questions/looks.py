@@ -27,7 +27,11 @@ def plans_of(checkpoint: Checkpoint, linears: Mapping[str, Linear]) -> dict[str,
         if linear.grid is not None and linear.grid.dtype in _BYTES
     }
     laws |= float_rules(tensors, laws.keys() | by_weight.keys())
-    plans = {name: Plan(tensors[name], law, scales=name in grids) for name, law in laws.items()}
+    plans = {
+        name: Plan(tensors[name], law, False, 0, name in grids)
+        for name, law in laws.items()
+        if name not in by_weight
+    }
     for name, tensor in tensors.items():
         linear = by_weight.get(name)
         if linear is not None or len(tensor.shape) > 1:

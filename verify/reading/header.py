@@ -128,10 +128,10 @@ class _Entries:
 
     def keep_plain(self) -> None:
         """The next entries as long as they are spelled as every writer spells them, as nearly all are."""
-        scan, names = self._scan, self._names
+        scan, names, sizes = self._scan, self._names, self._sizes
         while (match := scan.plain_member()) is not None:
             name, dtype, dims, begin, end = match.groups()
-            dtype, shape, size = self._sizes.get((dtype, dims)) or self._sized(dtype, dims)
+            dtype, shape, size = sizes.get((dtype, dims)) or self._sized(dtype, dims)
             first, last = int(begin), int(end)
             if last - first == size and last < U64 and _ordinary_name(name) and name not in names:
                 scan.at = match.end()

@@ -234,10 +234,12 @@ class _Pass:
 
     def _feed(self, begin: int, end: int, strip: Strip) -> None:
         """Gives the strip, bytes [begin, end) of the file, to the tensors that lie in it."""
-        tasks = self._job.tasks
-        while self._place < len(tasks) and tasks[self._place].tensor.begin < end:
-            task = tasks[self._place]
+        for place in range(self._place, len(self._job.tasks)):
+            task = self._job.tasks[place]
             first, last = task.tensor.begin, task.tensor.end
+            self._place = place
+            if first >= end:
+                return
             if first == last:
                 self._whole(task, strip[:0])
             elif first >= begin and last <= end:
@@ -246,7 +248,7 @@ class _Pass:
                 self._part(task, max(begin - first, 0), strip[max(first - begin, 0) : last - begin])
                 if last > end:
                     return
-            self._place += 1
+        self._place = len(self._job.tasks)
 
     def _whole(self, task: Task, whole: Strip) -> None:
         """A tensor whose bytes all lie in one strip."""

@@ -40,7 +40,11 @@ class Sightings:
     zero_scales: set[str] = field(default_factory=set)
     fronts: dict[str, int] = field(default_factory=dict)
 
-    def add(self, name: str, seen: Sighting) -> None:
+    def add(self, name: str, seen: Sighting | int) -> None:
+        """A number is the front of a weight in which nothing was seen."""
+        if isinstance(seen, int):
+            self.fronts[name] = seen
+            return
         if seen.runs:
             self.runs[name] = seen.runs
         if seen.zero_block:
@@ -60,7 +64,7 @@ class Plan(NamedTuple):
     block_bytes: int = 0  # bytes of one row of a block of codes; 0 = blocks are not looked at
     scales: bool = False  # whether these are block scales, of which none should be zero
 
-    def glance(self, whole: U8) -> tuple[bool, Sighting | None]:
+    def glance(self, whole: U8) -> tuple[bool, int | None]:
         """A few tests of the whole tensor, in which there is nothing to find as a rule."""
         fine = (
             (self.law is None or self.law.holds(whole))
@@ -68,7 +72,7 @@ class Plan(NamedTuple):
             and not (self.block_bytes and self.may_hold_a_zero_block(whole, 0))
             and (not self.runs or self._blocks_show_runs or no_run(whole))
         )
-        return fine, Sighting(front=_front(whole)) if fine and self.runs else None
+        return fine, _front(whole) if fine and self.runs else None
 
     def begin(self) -> Look:
         return Look(self)

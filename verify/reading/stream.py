@@ -27,6 +27,7 @@ from shardmill.verify.rules.findings import Finding, UnreadableError
 
 GAP_BYTES_MAX = 64 << 10  # runs of bytes closer than this are read as one
 SMALL_BYTES = 4 << 20  # done sooner than a thread is started and pinned
+_DIGEST_CHARS = 32  # of an xxh3-128 in hexadecimal digits
 STRIP_BYTES = 1 << 20  # read, hashed and looked at while in the second-level cache
 
 Strip = NDArray[np.uint8]
@@ -87,7 +88,27 @@ class FileResult:
     )  # tensor -> the first byte that differs from its twin's
     findings: list[Finding] = field(default_factory=list)
     outcomes: dict[str, Any] = field(default_factory=dict)  # tensor -> its watcher's outcome
-    broken: bool = False  # the file could not be read to its end
+
+
+class _Found(NamedTuple):
+    """The same as it comes from another process: tensors are known by their places in the job, which it has too."""
+
+    file: str
+    sha256: str
+    digests: str  # of the tasks that ask for one, in their order, as far as the file could be read
+    unequal: dict[str, int]
+    findings: list[Finding]
+    outcomes: list[tuple[int, Any]]  # (place of the task, its watcher's outcome)
+    broken: bool  # the file could not be read to its end
+
+    def of(self, job: FileJob) -> FileResult:
+        names = (task.tensor.name for task in job.tasks if task.digest)
+        ends = range(_DIGEST_CHARS, len(self.digests) + 1, _DIGEST_CHARS)
+        digests = {
+            name: self.digests[end - _DIGEST_CHARS : end] for end, name in zip(ends, names, strict=False)
+        }
+        outcomes = {job.tasks[place].tensor.name: outcome for place, outcome in self.outcomes}
+        return FileResult(self.file, self.sha256, digests, self.unequal, self.findings, outcomes)
 
 
 def stream(
@@ -111,7 +132,7 @@ def streaming(
     """As `stream`, whose results come when they are asked for; other processes may be at work meanwhile."""
     progress = done.add if done is not None else lambda count: None
 
-    def do(job: FileJob, buffers: Buffers) -> FileResult:
+    def do(job: FileJob, buffers: Buffers) -> _Found:
         return _Pass(source, other, job, buffers).run(progress)
 
     remote = source.remote or (other is not None and other.remote)
@@ -120,17 +141,26 @@ def streaming(
     parts = jobs if small or remote else shared(jobs, usable_cores())
     largest_first = sorted(range(len(parts)), key=lambda place: -parts[place].bytes)
     with begun(do, [parts[place] for place in largest_first], _buffers, workers, done, remote) as results:
-        yield lambda: _by_file(jobs, dict(zip(largest_first, results(), strict=True)), do)
+        yield lambda: _by_file(jobs, parts, dict(zip(largest_first, results(), strict=True)), do)
 
 
 def _by_file(
-    jobs: Sequence[FileJob], results: Mapping[int, FileResult], do: Callable[[FileJob, Buffers], FileResult]
+    jobs: Sequence[FileJob],
+    parts: Sequence[FileJob],
+    results: Mapping[int, _Found],
+    do: Callable[[FileJob, Buffers], _Found],
 ) -> dict[str, FileResult]:
-    """`results`: of the parts, by their places among all."""
+    """`results`: of the parts, by their places."""
     found: dict[str, list[FileResult]] = {job.file: [] for job in jobs}
-    for place in sorted(results):
-        found[results[place].file].append(results[place])
-    return {job.file: _together(job, found[job.file], do) for job in jobs}
+    for place, part in enumerate(parts):
+        found[part.file].append(results[place].of(part))
+    broken = {result.file for result in results.values() if result.broken}
+    return {
+        job.file: _together(job, found[job.file])
+        if job.file not in broken or len(found[job.file]) == 1
+        else do(job, _buffers()).of(job)  # read again in one go, so that one fault is said once
+        for job in jobs
+    }
 
 
 def shared(jobs: Sequence[FileJob], workers: int) -> list[FileJob]:
@@ -161,14 +191,10 @@ def _runs_of_tasks(tasks: Sequence[Task], bytes_min: int) -> Iterator[tuple[Task
         yield tuple(run)
 
 
-def _together(
-    job: FileJob, results: Sequence[FileResult], do: Callable[[FileJob, Buffers], FileResult]
-) -> FileResult:
-    """One result of a file's parts. A file that breaks off is read again in one go, so that one fault is said once."""
+def _together(job: FileJob, results: Sequence[FileResult]) -> FileResult:
+    """One result of a file's parts."""
     if len(results) == 1:
         return results[0]
-    if any(result.broken for result in results):
-        return do(job, _buffers())
     whole = FileResult(job.file, "".join(result.sha256 for result in results))
     for result in results:
         whole.digests |= result.digests
@@ -187,34 +213,42 @@ class _Pass:
 
     def __init__(self, source: Source, other: Source | None, job: FileJob, buffers: Buffers) -> None:
         self._source, self._other, self._job, self._buffers = source, other, job, buffers
-        self._result = FileResult(job.file)
+        self._digests: list[str] = []
+        self._unequal: dict[str, int] = {}
+        self._findings: list[Finding] = []
+        self._outcomes: list[tuple[int, Any]] = []
         self._place = 0  # of the task that waits for bytes
         self._hash: xxhash.xxh3_128 | None = None
         self._watcher: Watcher | None = None
         self._twins: dict[str, Reader] = {}
 
-    def run(self, progress: Callable[[int], None]) -> FileResult:
+    def run(self, progress: Callable[[int], None]) -> _Found:
         sha = hashlib.sha256() if self._job.sha256 else None
         try:
-            with ExitStack() as opened:
-                reader = opened.enter_context(self._source.open(self._job.file))
-                self._open_twins(opened)
-                for begin, end in self._strips():
-                    strip = self._buffers[0][: end - begin]
-                    reader.read_into(begin, strip.data)
-                    if sha is not None:
-                        sha.update(strip.data)
-                    self._feed(begin, end, strip)
-                    progress(end - begin)
-                for task in self._job.tasks[self._place :]:  # without bytes, at the end of the file
-                    self._whole(task, self._buffers[0][:0])
+            self._read(sha, progress)
         except UnreadableError as error:
-            self._result.findings.append(error.finding)
-            self._result.broken = True
-            return self._result
-        if sha is not None:
-            self._result.sha256 = sha.hexdigest()
-        return self._result
+            self._findings.append(error.finding)
+            return self._found("", True)
+        return self._found(sha.hexdigest() if sha is not None else "", False)
+
+    def _read(self, sha: hashlib._Hash | None, progress: Callable[[int], None]) -> None:
+        with ExitStack() as opened:
+            reader = opened.enter_context(self._source.open(self._job.file))
+            self._open_twins(opened)
+            for begin, end in self._strips():
+                strip = self._buffers[0][: end - begin]
+                reader.read_into(begin, strip.data)
+                if sha is not None:
+                    sha.update(strip.data)
+                self._feed(begin, end, strip)
+                progress(end - begin)
+            for place in range(self._place, len(self._job.tasks)):  # without bytes, at the end of the file
+                self._place = place
+                self._whole(self._job.tasks[place], self._buffers[0][:0])
+
+    def _found(self, sha256: str, broken: bool) -> _Found:
+        digests = "".join(self._digests)
+        return _Found(self._job.file, sha256, digests, self._unequal, self._findings, self._outcomes, broken)
 
     def _open_twins(self, opened: ExitStack) -> None:
         for task in self._job.tasks:
@@ -253,15 +287,15 @@ class _Pass:
     def _whole(self, task: Task, whole: Strip) -> None:
         """A tensor whose bytes all lie in one strip."""
         if task.digest:
-            self._result.digests[task.tensor.name] = xxhash.xxh3_128_hexdigest(whole.data)
+            self._digests.append(xxhash.xxh3_128_hexdigest(whole.data))
         if task.watch is not None and len(whole):
             fine, outcome = task.watch.glance(whole)
             if not fine:
                 watcher = task.watch.begin()
                 watcher.feed(whole)
-                self._ask(task, watcher)
+                self._ask(watcher)
             elif outcome is not None:
-                self._result.outcomes[task.tensor.name] = outcome
+                self._outcomes.append((self._place, outcome))
         if task.twin is not None:
             self._compare(task, task.twin, 0, whole)
 
@@ -274,24 +308,24 @@ class _Pass:
             self._hash.update(piece.data)
         if self._watcher is not None:
             self._watcher.feed(piece)
-        if task.twin is not None and task.tensor.name not in self._result.unequal:
+        if task.twin is not None and task.tensor.name not in self._unequal:
             self._compare(task, task.twin, at, piece)
         if at + len(piece) == task.tensor.bytes:
             if self._hash is not None:
-                self._result.digests[task.tensor.name] = self._hash.hexdigest()
+                self._digests.append(self._hash.hexdigest())
             if self._watcher is not None:
-                self._ask(task, self._watcher)
+                self._ask(self._watcher)
 
-    def _ask(self, task: Task, watcher: Watcher) -> None:
-        self._result.findings += watcher.findings()
+    def _ask(self, watcher: Watcher) -> None:
+        self._findings += watcher.findings()
         if (outcome := watcher.outcome) is not None:
-            self._result.outcomes[task.tensor.name] = outcome
+            self._outcomes.append((self._place, outcome))
 
     def _compare(self, task: Task, other: Tensor, at: int, piece: Strip) -> None:
         twin = self._buffers[1][: len(piece)]
         self._twins[other.file].read_into(other.begin + at, twin.data)
         if not np.array_equal(piece, twin):
-            self._result.unequal[task.tensor.name] = at + int(np.flatnonzero(piece != twin)[0])
+            self._unequal[task.tensor.name] = at + int(np.flatnonzero(piece != twin)[0])
 
 
 def runs_of(tensors: Iterable[Tensor], gap_max: int = 0) -> list[tuple[int, int]]:

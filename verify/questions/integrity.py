@@ -19,11 +19,12 @@ from shardmill.verify.questions.side_files import side_faults
 from shardmill.verify.questions.structure import structure_faults
 from shardmill.verify.questions.tied import tied_pair
 from shardmill.verify.reading.checkpoint import Checkpoint, is_plain_path, open_checkpoint
+from shardmill.verify.reading.file_pass import FileJob, Task
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.reading.manifest import MANIFEST, Manifest
 from shardmill.verify.reading.progress import Progress
 from shardmill.verify.reading.source import Source
-from shardmill.verify.reading.stream import FileJob, FileResult, Task, stream, streaming
+from shardmill.verify.reading.stream import FileResult, stream, streaming
 from shardmill.verify.rules.findings import Finding, Report
 
 if TYPE_CHECKING:

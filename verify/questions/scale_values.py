@@ -18,9 +18,10 @@ from shardmill.verify.formats.forms.kv_cache import cache_scales
 from shardmill.verify.formats.linear import Linear
 from shardmill.verify.formats.values import ElementCheck, ValueRule, value_rules
 from shardmill.verify.reading.checkpoint import Checkpoint
+from shardmill.verify.reading.file_pass import FileJob, Task
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.reading.progress import Progress
-from shardmill.verify.reading.stream import FileJob, Task, stream
+from shardmill.verify.reading.stream import stream
 from shardmill.verify.rules.findings import Finding, Report
 
 SAMPLE_BYTES = 2 << 20  # of grids, from a remote place

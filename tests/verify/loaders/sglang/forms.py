@@ -1,0 +1,186 @@
+"""Plain models turned into the quantized forms that SGLang reads: names, dtypes and shapes alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tests.verify.loaders.cases import Edit, edits
+from tests.verify.loaders.sglang.models import Headers
+
+BLOCK, GROUP = 128, 128
+_KEPT = re.compile(
+    r"embed|norm|lm_head|conv|\.gate\.|router|shared_expert_gate|visual|vision|multi_modal|indexer|in_proj_ba|e_score"
+)
+_BANK = re.compile(r"^(.*(?:experts\.(?:gate_up|down)_proj|block_sparse_moe\.(?:in|out)put_linear))(?:\.weight)?$")
+LISTS = {"fp8": "modules_to_not_convert", "compressed-tensors": "ignore", "modelopt": "ignore"} | {
+    "awq": "modules_to_not_convert"
+}
+Leaves = dict[str, tuple[str, tuple[int, ...]]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One checkpoint: its config.json and its headers."""
+
+    form: str
+    edit: Edit
+    config: dict[str, Any]
+    headers: Headers
+
+
+def _blocks(rows: int, columns: int) -> tuple[int, int]:
+    return -(-rows // BLOCK), -(-columns // BLOCK)
+
+
+def _codes(*scales: tuple[str, str, tuple[int, ...]]) -> Callable[[int, int], Leaves]:
+    return lambda rows, columns: {
+        "weight": ("F8_E4M3", (rows, columns)),
+        **{leaf: (dtype, shape) for leaf, dtype, shape in scales},
+    }
+
+
+def _nvfp4(rows: int, columns: int) -> Leaves:
+    return {
+        "weight": ("U8", (rows, columns // 2)),
+        "weight_scale": ("F8_E4M3", (rows, columns // 16)),
+        "weight_scale_2": ("F32", ()),
+        "input_scale": ("F32", ()),
+    }
+
+
+def _ct_nvfp4(rows: int, columns: int) -> Leaves:
+    return {
+        "weight_packed": ("U8", (rows, columns // 2)),
+        "weight_scale": ("F8_E4M3", (rows, columns // 16)),
+        "weight_global_scale": ("F32", (1,)),
+        "input_global_scale": ("F32", (1,)),
+    }
+
+
+def _gptq(rows: int, columns: int) -> Leaves:
+    return _awq_like(columns // 8, rows, columns, rows) | {"g_idx": ("I32", (columns,))}
+
+
+def _awq_like(first: int, second: int, columns: int, rows: int) -> Leaves:
+    return {
+        "qweight": ("I32", (first, second)),
+        "qzeros": ("I32", (columns // GROUP, rows // 8)),
+        "scales": ("F16", (columns // GROUP, rows)),
+    }
+
+
+LEAVES: dict[str, Callable[[int, int], Leaves]] = {
+    "fp8-block": lambda r, c: {**_codes()(r, c), "weight_scale_inv": ("F32", _blocks(r, c))},
+    "fp8-static": _codes(("weight_scale", "F32", ()), ("input_scale", "F32", ())),
+    "fp8-dynamic": _codes(("weight_scale", "F32", ())),
+    "modelopt-fp8": _codes(("weight_scale", "F32", ()), ("input_scale", "F32", ())),
+    "modelopt-nvfp4": _nvfp4,
+    "ct-channel": lambda r, c: {**_codes()(r, c), "weight_scale": ("BF16", (r, 1))},
+    "ct-tensor": _codes(("weight_scale", "BF16", (1,)), ("input_scale", "BF16", (1,))),
+    "ct-block": lambda r, c: {**_codes()(r, c), "weight_scale": ("BF16", _blocks(r, c))},
+    "ct-nvfp4": _ct_nvfp4,
+    "ct-w4a16": lambda r, c: {
+        "weight_packed": ("I32", (r, c // 8)),
+        "weight_scale": ("BF16", (r, c // GROUP)),
+        "weight_shape": ("I64", (2,)),
+    },
+    "gptq": _gptq,
+    "awq": lambda r, c: _awq_like(c, r // 8, c, r),
+}
+
+
+def _arguments(**more: Any) -> dict[str, Any]:
+    return {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False, **more}
+
+
+def _compressed(form: str, weights: dict[str, Any], inputs: dict[str, Any] | None) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "format": form}
+    return {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group}}
+
+
+_TOKEN = _arguments(strategy="token", dynamic=True)
+_FP4 = {"num_bits": 4, "strategy": "tensor_group", "group_size": 16}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "fp8-block": {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [BLOCK, BLOCK],
+    },
+    "fp8-static": {"quant_method": "fp8", "activation_scheme": "static"},
+    "fp8-dynamic": {"quant_method": "fp8", "activation_scheme": "dynamic"},
+    "modelopt-fp8": {"quant_method": "modelopt", "quant_algo": "FP8"},
+    "modelopt-nvfp4": {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16},
+    "ct-channel": _compressed("float-quantized", _arguments(strategy="channel"), _TOKEN),
+    "ct-tensor": _compressed(
+        "float-quantized", _arguments(strategy="tensor"), _arguments(strategy="tensor")
+    ),
+    "ct-block": _compressed(
+        "float-quantized",
+        _arguments(strategy="block", block_structure=[BLOCK, BLOCK]),
+        _arguments(strategy="group", group_size=BLOCK, dynamic=True),
+    ),
+    "ct-nvfp4": _compressed(
+        "nvfp4-pack-quantized", _arguments(**_FP4), _arguments(**_FP4) | {"dynamic": "local"}
+    ),
+    "ct-w4a16": _compressed(
+        "pack-quantized", _arguments(num_bits=4, type="int", strategy="group", group_size=GROUP), None
+    ),
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": True},
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"},
+}
+FORMS = ("plain", *LEAVES, "modelopt-mixed")
+
+
+def parts(headers: Headers) -> tuple[list[str], list[str]]:
+    """(modules that a tool quantizes, modules that it keeps)"""
+    made, kept = [], []
+    for name, (_, shape) in headers.items():
+        bank = _BANK.match(name)
+        if bank:
+            kept.append(bank[1])
+        elif name.endswith(".weight") and len(shape) == 2:
+            (kept if _KEPT.search(name) else made).append(name.removesuffix(".weight"))
+    return made, kept
+
+
+def _mixed(module: str) -> str:
+    """FP8 attention and NVFP4 for the rest, as ModelOpt's MIXED_PRECISION is published."""
+    return "modelopt-fp8" if "attn" in module else "modelopt-nvfp4"
+
+
+def quantized(headers: Headers, form: str) -> tuple[Headers, dict[str, Any] | None, list[str], list[str]]:
+    """(headers, quantization_config, modules that were quantized, modules that were kept)"""
+    made, kept = parts(headers)
+    if form == "plain":
+        return headers, None, made, kept
+    chosen = {module: _mixed(module) if form == "modelopt-mixed" else form for module in made}
+    out: Headers = {}
+    for name, (dtype, shape) in headers.items():
+        module = name.removesuffix(".weight")
+        if module not in chosen or module == name:
+            out[name] = (dtype, shape)
+            continue
+        rows, columns = shape
+        out |= {f"{module}.{leaf}": entry for leaf, entry in LEAVES[chosen[module]](rows, columns).items()}
+    if form != "modelopt-mixed":
+        return out, dict(CONFIGS[form]), made, kept
+    algos = {"modelopt-fp8": {"quant_algo": "FP8"}, "modelopt-nvfp4": {"quant_algo": "NVFP4", "group_size": 16}}
+    layers = {module: algos[each] for module, each in chosen.items()}
+    config = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    return out, config, made, kept
+
+
+def cases(name: str, config: dict[str, Any], headers: Headers) -> Iterator[Case]:
+    """Every form of a model, each with its exclusion list as a tool writes it, emptied, and edited by chance."""
+    for form in FORMS:
+        out, declared, made, kept = quantized(headers, form)
+        key = LISTS.get(declared["quant_method"]) if declared else None
+        for edit in edits(f"{name} {form}", kept, made) if key else [Edit("as built")]:
+            if edit.whole == "null" or edit.name == "random 1":
+                continue
+            listed = {key: edit.of(kept)} if key else {}
+            found = config | ({"quantization_config": declared | listed} if declared else {})
+            yield Case(form, edit, found, out)

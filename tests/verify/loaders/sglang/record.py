@@ -1,0 +1,76 @@
+"""What the real SGLang makes of every case, as a record that the default tests hold `verify loads` to.
+
+python -m tests.verify.loaders.sglang.record FILE [model_type ...]      `make sglang-test` has what it needs
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.verify.loaders.cases import Edit
+from tests.verify.loaders.held import save
+from tests.verify.loaders.record import build
+from tests.verify.loaders.sglang.forms import Case, cases
+from tests.verify.loaders.sglang.models import (
+    CLASSES,
+    Headers,
+    config_for,
+    published_config,
+    published_headers,
+)
+from tests.verify.loaders.sglang.oracle import Oracle
+
+PROFILES = ("fp8", "compressed-tensors")
+
+
+def headers_of(folder: Path) -> Headers:
+    data = (folder / "model.safetensors").read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    entries = json.loads(data[8 : 8 + size])
+    return {n: (e["dtype"], tuple(e["shape"])) for n, e in entries.items() if n != "__metadata__"}
+
+
+def ours(kind: str, parent: Path, home: Path) -> Iterator[tuple[Case, Headers]]:
+    """What our own pipeline builds of the model under both profiles."""
+    for profile in PROFILES:
+        child = home / f"{kind}-{profile}"
+        build(parent, child, profile)
+        config = published_config(kind, json.loads((child / "config.json").read_text()))
+        yield Case(f"ours {profile}", Edit("as built"), config, published_headers(kind, headers_of(child))), {}
+
+
+def rows(kind: str, number: int, oracle: Oracle, home: Path) -> Iterator[dict[str, Any]]:
+    parent = save(config_for(kind, number), home / kind, seed=1)
+    config = published_config(kind, json.loads((parent / "config.json").read_text()))
+    headers = published_headers(kind, headers_of(parent))
+    outcomes = []
+    for case in cases(f"{kind} {number}", config, headers):
+        outcomes.append({"form": case.form, "edit": case.edit.name} | oracle.outcome(case.config, case.headers))
+    yield {"name": f"{kind} {number}", "config": config, "headers": headers, "outcomes": outcomes}
+    for case, _ in ours(kind, parent, home):
+        found = {"form": case.form, "edit": case.edit.name} | oracle.outcome(case.config, case.headers)
+        yield {"name": f"{kind} {number}", "config": case.config, "headers": case.headers, "outcomes": [found]}
+
+
+def record(kinds: list[str]) -> Iterator[dict[str, Any]]:
+    oracle = Oracle()
+    for number, kind in enumerate(kinds):
+        with tempfile.TemporaryDirectory() as home:
+            yield from rows(kind, number % 2, oracle, Path(home))
+            print(kind, flush=True)
+
+
+def main() -> None:
+    made = list(record(sys.argv[2:] or list(CLASSES)))
+    lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in made)
+    Path(sys.argv[1]).write_text(f"[\n{lines}\n]\n")
+    print(f"{len(made)} rows, {sum(len(row['outcomes']) for row in made)} outcomes")
+
+
+if __name__ == "__main__":
+    main()

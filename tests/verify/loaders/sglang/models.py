@@ -58,7 +58,11 @@ def config_for(kind: str, number: int) -> dict[str, Any]:
     """A config of `kind` that transformers can build. Its heads fill the hidden size, as SGLang takes for granted."""
     config = config_of(kind, random.Random(f"sglang {kind} {number}"))
     text = config.get("text_config", config)
-    text |= {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": random.Random(number).choice([2, 4])}
+    text |= {
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "num_key_value_heads": random.Random(number).choice([2, 4]),
+    }
     if "out_hidden_size" in config.get("vision_config", {}):
         config["vision_config"]["out_hidden_size"] = 256
     if kind in UNTIED:

@@ -41,7 +41,10 @@ def ours(kind: str, parent: Path, home: Path) -> Iterator[tuple[Case, Headers]]:
         child = home / f"{kind}-{profile}"
         build(parent, child, profile)
         config = published_config(kind, json.loads((child / "config.json").read_text()))
-        yield Case(f"ours {profile}", Edit("as built"), config, published_headers(kind, headers_of(child))), {}
+        yield (
+            Case(f"ours {profile}", Edit("as built"), config, published_headers(kind, headers_of(child))),
+            {},
+        )
 
 
 def rows(kind: str, number: int, oracle: Oracle, home: Path) -> Iterator[dict[str, Any]]:
@@ -50,11 +53,18 @@ def rows(kind: str, number: int, oracle: Oracle, home: Path) -> Iterator[dict[st
     headers = published_headers(kind, headers_of(parent))
     outcomes = []
     for case in cases(f"{kind} {number}", config, headers):
-        outcomes.append({"form": case.form, "edit": case.edit.name} | oracle.outcome(case.config, case.headers))
+        outcomes.append(
+            {"form": case.form, "edit": case.edit.name} | oracle.outcome(case.config, case.headers)
+        )
     yield {"name": f"{kind} {number}", "config": config, "headers": headers, "outcomes": outcomes}
     for case, _ in ours(kind, parent, home):
         found = {"form": case.form, "edit": case.edit.name} | oracle.outcome(case.config, case.headers)
-        yield {"name": f"{kind} {number}", "config": case.config, "headers": case.headers, "outcomes": [found]}
+        yield {
+            "name": f"{kind} {number}",
+            "config": case.config,
+            "headers": case.headers,
+            "outcomes": [found],
+        }
 
 
 def record(kinds: list[str]) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What SGLang asks of a machine with a card, where there is none: modules of its kernels, and a card that it believes in.
+"""What SGLang asks of a machine with a card, where there is none: its kernels' modules, and a card that it believes in.
 
 Its own code runs as it is; what is put in place is imported or asked while a model is built and never multiplies. A
 name of a kernel's module becomes a class that swallows every call, a decorator gives its function back.
@@ -21,8 +21,27 @@ from torch.overrides import TorchFunctionMode
 CARD = "NVIDIA H200"
 MEMORY_BYTES = 140 << 30
 KERNELS = (
-    *("sgl_kernel", "sglang_kernel", "flashinfer", "deep_gemm", "deep_ep", "flash_mla", "flash_attn", "triton"),
-    *("cuda", "cutlass", "tilelang", "humming", "quack", "nvshmem", "tvm_ffi", "kernels", "torch_memory_saver"),
+    *(
+        "sgl_kernel",
+        "sglang_kernel",
+        "flashinfer",
+        "deep_gemm",
+        "deep_ep",
+        "flash_mla",
+        "flash_attn",
+        "triton",
+    ),
+    *(
+        "cuda",
+        "cutlass",
+        "tilelang",
+        "humming",
+        "quack",
+        "nvshmem",
+        "tvm_ffi",
+        "kernels",
+        "torch_memory_saver",
+    ),
     *("xgrammar", "llguidance", "outlines", "openai_harmony", "anthropic", "datasets", "modelscope", "av"),
     *("decord", "decord2", "soundfile", "torchcodec", "torchaudio", "torchvision", "timm", "mistral_common"),
     *("watchfiles", "uvloop", "smg_grpc_servicer", "IPython", "deepseek_recipe", "partial_json_parser"),
@@ -130,7 +149,7 @@ def _here(value: Any) -> Any:
 
 
 def install() -> None:
-    """Before the first import of SGLang: the libraries that look for others first, then the stand-ins, then the card."""
+    """Before the first import of SGLang: libraries that look for others, then the stand-ins, then the card."""
     import openai  # noqa: F401
     import transformers.utils.import_utils as known
 

@@ -1,0 +1,318 @@
+"""What a checkpoint becomes in SGLang 0.5.23, weight by weight, without SGLang.
+
+A module that the config quantizes has the parameters of its method. One that no tensor fills stays as memory was, and
+a tensor that no parameter takes is dropped: many of SGLang's classes say neither. That is what this question is for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shardmill.verify.formats.excludes import NAME_CHARS_MAX
+from shardmill.verify.formats.schemes import FLOATS
+from shardmill.verify.formats.sglang_families import family_of
+from shardmill.verify.formats.sglang_methods import (
+    BLOCKED,
+    FLOAT,
+    IN_BANKS,
+    METHODS,
+    PACKED_IN_BYTES,
+    Parameters,
+)
+from shardmill.verify.formats.sglang_modules import BY_COLUMNS, BY_ROWS, Branch, Family, Holds, Row
+from shardmill.verify.questions.sglang_config import Asked, Method, RefusedError, method_of
+from shardmill.verify.questions.unasked import UnaskedError
+from shardmill.verify.reading.checkpoint import Checkpoint
+from shardmill.verify.reading.header import Tensor
+from shardmill.verify.rules.findings import Finding
+
+NAME = "SGLang 0.5.23"
+CODES = ("F8_E4M3", "F8_E5M2", "U8", "I32")
+WHOLE = "a parameter of the model"
+# Scales of the KV cache, which have a default, and buffers that SGLang computes itself.
+PASSED_OVER = re.compile(r"\.(k_scale|v_scale|q_scale|[kv]_proj\.output_scale|rotary_emb\.inv_freq)$")
+_NUMBERED = re.compile(r"^(\d{1,6})\.(.*)$")
+_EXPERT = re.compile(r"(?<=\bexperts\.)\d+(?=\.)")
+_STACKED = re.compile(r"^(.*\.experts\.(?:gate_up|down)_proj)_(\w+)$")
+
+
+@dataclass(slots=True)
+class Held:
+    """What SGLang makes of a checkpoint. `error`: it raises, and the rest is empty."""
+
+    weights: dict[str, str] = field(default_factory=dict)  # parameter -> its dtype in memory
+    missing: set[str] = field(default_factory=set)  # parameters that no tensor fills
+    unexpected: set[str] = field(default_factory=set)  # tensors that no parameter takes
+    error: str = ""
+    wrong: list[Finding] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Module:
+    """One module of SGLang and the tensors that it is given: part -> leaf -> tensors, of a bank one of each expert."""
+
+    name: str
+    listed: str
+    holds: Holds
+    parts: dict[str, dict[str, list[Tensor]]] = field(default_factory=dict)
+
+    def branch(self) -> Branch:
+        if self.holds in ("bank", "stack"):
+            return "expert"
+        joined = (
+            "" in self.parts or "kv_a" in self.parts or "q_a" in self.parts
+        )  # the MLA's are joined before loading
+        return "single" if joined else "fused"
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        for part, leaves in self.parts.items():
+            yield from ((part, tensor) for tensor in leaves.get("weight", ()))
+
+    def file(self) -> str:
+        return next(iter(next(iter(self.parts.values())).values()))[0].file
+
+    def groups(self) -> dict[str, list[str]]:
+        """Prefix of its parameters -> the parts that fill one of them."""
+        if self.holds not in ("bank", "stack"):
+            return {"": list(self.parts)}
+        found: dict[str, list[str]] = {}
+        for part in self.parts:
+            found.setdefault(f"{part.partition(' ')[0]}_", []).append(part)
+        return found
+
+
+def hold(checkpoint: Checkpoint) -> Held:
+    """The prediction. Raises UnaskedError for an architecture or a declaration without a table."""
+    kind = checkpoint.config.get("model_type")
+    family = family_of(kind)
+    if family is None:
+        raise UnaskedError(f"no table of {NAME}'s modules for model_type {str(kind)[:60]!r}")
+    if (
+        family.methods
+        and checkpoint.quantization.get("quant_method", family.methods[0]) not in family.methods
+    ):
+        raise UnaskedError(f"no table of what {NAME} makes of {kind!r} under that quant_method")
+    method = method_of(checkpoint, family)
+    held = Held()
+    modules = _modules(checkpoint, family, held)
+    try:
+        for module in modules:
+            _fill(module, family, method, held)
+        _untied(checkpoint, family, method, held)
+    except RefusedError as error:
+        return Held(error=str(error))
+    return held
+
+
+def _modules(checkpoint: Checkpoint, family: Family, held: Held) -> list[Module]:
+    """Every module that the checkpoint has tensors for; tensors without one are told at once."""
+    tables = [({row.name: row for row in layers.rows}, layers) for layers in family.layers]
+    tops = {row.name: row for row in family.top}
+    modules: dict[str, Module] = {}
+    drawn = _trunk_layers(checkpoint.config) if family.draft else 1 << 30
+    for tensor in checkpoint.tensors.values():
+        if len(tensor.name) > NAME_CHARS_MAX or PASSED_OVER.search(tensor.name):
+            continue
+        found = _place(tensor.name, family, tables, tops, drawn)
+        if found is None:
+            held.unexpected.add(tensor.name)
+            held.wrong.append(Finding("no-home", tensor.file, tensor.name, WHOLE, f"{NAME}: none takes it"))
+            continue
+        row, name, listed, leaf = found
+        if name:
+            module = modules.setdefault(name, Module(name, listed, row.holds))
+            module.parts.setdefault(row.part, {}).setdefault(leaf, []).append(tensor)
+    return list(modules.values())
+
+
+def _place(
+    name: str, family: Family, tables: list[tuple[dict[str, Row], Any]], tops: dict[str, Row], drawn: int
+) -> tuple[Row, str, str, str] | None:
+    """(row, module, the name that its config is asked with, leaf) of a tensor; of the draft's the module is ""."""
+    for own, leaf in _readings(name):
+        if own in tops:
+            row = tops[own]
+            return row, row.module, row.listed or row.module, leaf
+        for rows, layers in tables:
+            match = (
+                _NUMBERED.match(own.removeprefix(layers.prefix)) if own.startswith(layers.prefix) else None
+            )
+            if match is None:
+                continue
+            number, inner = match.groups()
+            inside = rows.get(_EXPERT.sub("#", inner))
+            if inside is None:
+                continue
+            row = inside
+            if int(number) >= drawn:
+                return row, "", "", leaf
+            asked = row.listed or row.module
+            listed = asked if layers.listed is None else f"{layers.listed}{number}.{asked}"
+            return row, f"{layers.memory}{number}.{row.module}", listed, leaf
+    return None
+
+
+def _readings(name: str) -> Iterator[tuple[str, str]]:
+    """(module, leaf) that a tensor's name may mean: its last word a leaf, a raw parameter, a stacked bank's leaf."""
+    own, _, leaf = name.rpartition(".")
+    yield own, leaf
+    yield name, "weight"
+    stacked = _STACKED.match(name)
+    if stacked:
+        yield stacked[1], stacked[2]
+
+
+def _trunk_layers(config: Mapping[str, Any]) -> int:
+    text = config.get("text_config")
+    value = (text if isinstance(text, dict) else config).get("num_hidden_layers")
+    return value if type(value) is int else 1 << 30
+
+
+def _fill(module: Module, family: Family, method: Method, held: Held) -> None:
+    """The module's parameters: which are filled, which are not, and which of its tensors are left over."""
+    algo = method.algo(Asked(module.listed, module.holds))
+    parameters = METHODS[algo] if algo else FLOAT
+    if algo in BLOCKED:
+        _check_blocks(module, family, method)
+    for prefix, parts in module.groups().items():
+        for leaf, dtype in parameters.items():
+            name = f"{module.name}.{prefix}{leaf}"
+            held.weights[name] = IN_BANKS.get(leaf, dtype) if prefix else dtype
+            if not all(leaf in _taken(module.parts[part], family) for part in parts) or _lacks(module, parts):
+                held.missing.add(name)
+        for part in parts:
+            _take(module, module.parts[part], part, algo, parameters, family, held)
+    _judge(module, algo, parameters, held)
+
+
+def _lacks(module: Module, parts: list[str]) -> bool:
+    """Whether gate or up is not there at all."""
+    return module.holds == "bank" and parts[0] != "w2" and len(parts) < 2
+
+
+def _taken(leaves: Mapping[str, list[Tensor]], family: Family) -> dict[str, list[Tensor]]:
+    """A part's tensors under the names that the class gives them."""
+    return {_leaf(leaf, family): tensors for leaf, tensors in leaves.items()}
+
+
+def _leaf(leaf: str, family: Family) -> str:
+    return "weight_scale" if leaf == "weight_scale_inv" and not family.scale_inv else leaf
+
+
+def _take(
+    module: Module,
+    leaves: Mapping[str, list[Tensor]],
+    part: str,
+    algo: str,
+    parameters: Parameters,
+    family: Family,
+    held: Held,
+) -> None:
+    for leaf, tensors in leaves.items():
+        if leaf == "bias" or (
+            leaf != "weight" and module.holds == "float" and leaf not in FLOAT and "scale" not in leaf
+        ):
+            continue
+        if _leaf(leaf, family) in parameters:
+            _check_size(module, tensors[0], algo, leaf)
+            continue
+        if module.branch() in family.loud:
+            raise RefusedError(f"{tensors[0].name}: no parameter takes it, and the class raises")
+        held.unexpected |= {tensor.name for tensor in tensors}
+
+
+def _check_size(module: Module, tensor: Tensor, algo: str, leaf: str) -> None:
+    """Two codes a byte do not fit where one number was expected, nor floats where a class copies with care."""
+    if leaf != "weight":
+        return
+    last = module.name.rpartition(".")[2] if module.branch() == "single" else ""
+    halved = algo in PACKED_IN_BYTES and last in BY_COLUMNS and tensor.dtype in FLOATS
+    downcast = algo and last in BY_ROWS and tensor.dtype in FLOATS
+    if downcast or ((algo in PACKED_IN_BYTES) != (tensor.dtype == "U8") and not halved):
+        raise RefusedError(
+            f"{tensor.name}: {tensor.dtype} {list(tensor.shape)} does not fit {algo or 'a float'} weight"
+        )
+
+
+def _check_blocks(module: Module, family: Family, method: Method) -> None:
+    """Every part of a fused module must be whole blocks."""
+    block = method.block
+    for part, tensor in module.weights():
+        if len(tensor.shape) < 2 or (
+            module.branch() == "single" and not (family.heads and _is_joint(module))
+        ):
+            continue
+        rows = tensor.shape[-1] if part == "w2" else tensor.shape[-2]
+        joint = method.joint(module.name) if _is_joint(module) and module.branch() == "single" else [rows]
+        for each in joint:
+            if each % block[0]:
+                raise RefusedError(f"{tensor.name}: {each} rows do not divide into blocks of {block[0]}")
+
+
+def _is_joint(module: Module) -> bool:
+    return module.name.rpartition(".")[2] in ("qkv_proj", "gate_up_proj")
+
+
+def _judge(module: Module, algo: str, parameters: Parameters, held: Held) -> None:
+    """Wrong numbers without an error: a parameter of the module stays empty, or codes are taken for numbers."""
+    empty = sorted({name for name in held.missing if name.rpartition(".")[0] == module.name})
+    coded = [tensor for _, tensor in module.weights() if tensor.dtype in CODES]
+    if algo and empty:
+        lacking = empty[0].rpartition(".")[2]
+        held.wrong.append(
+            Finding(
+                "loads-garbage",
+                module.file(),
+                module.name,
+                f"{algo}: {', '.join(parameters)}",
+                f"{NAME}: no tensor that the class takes fills {lacking}, which stays as memory was",
+            )
+        )
+    elif not algo and coded:
+        held.wrong.append(
+            Finding(
+                "loads-garbage",
+                coded[0].file,
+                module.name,
+                "a module that its config quantizes",
+                f"{NAME}: its {coded[0].dtype} codes are taken for weights, and scales are dropped",
+            )
+        )
+    elif not algo and empty and not coded:
+        held.wrong.append(
+            Finding(
+                "no-home", module.file(), module.name, "a float weight", f"{NAME}: the float module gets none"
+            )
+        )
+
+
+def _untied(checkpoint: Checkpoint, family: Family, method: Method, held: Held) -> None:
+    """The head of a class that knows no tied one, where the checkpoint has none."""
+    if any(name.startswith(f"{family.head}.") for name in held.weights):
+        return
+    text = checkpoint.config.get("text_config")
+    places = (checkpoint.config, text if isinstance(text, dict) else {})
+    said = [
+        place["tie_word_embeddings"] for place in places if isinstance(place.get("tie_word_embeddings"), bool)
+    ]
+    if family.tied or not (said and said[0]):
+        return
+    algo = method.algo(Asked(family.head, "head"))
+    for leaf, dtype in (METHODS[algo] if algo else FLOAT).items():
+        held.weights[f"{family.head}.{leaf}"] = dtype
+        held.missing.add(f"{family.head}.{leaf}")
+    held.wrong.append(
+        Finding(
+            "loads-garbage",
+            "config.json",
+            family.head,
+            "a head of its own",
+            f"{NAME}: the class knows no tied head, and this one stays as memory was",
+        )
+    )
+
+
+__all__ = ["FLOATS", "NAME", "Held", "hold"]

@@ -1,0 +1,354 @@
+"""Which quantization method SGLang 0.5.23 gives a module by config.json: how it reads lists, fused names and kinds.
+
+Each method matches its exclusion list in a way of its own, against the name that the class asks with. Followed are
+`fp8` (is_layer_skipped in quantization/utils.py), ModelOpt (modelopt_quant.py), compressed-tensors
+(compressed_tensors/utils.py), GPTQ and AWQ in the forms that Marlin takes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shardmill.verify.formats.excludes import safe_regex
+from shardmill.verify.formats.sglang_methods import ALGOS, FORMATS
+from shardmill.verify.formats.sglang_modules import PACKED, Family, Holds
+from shardmill.verify.questions.unasked import UnaskedError
+from shardmill.verify.reading.checkpoint import Checkpoint
+
+NAME = "SGLang 0.5.23"
+MIXED = "MIXED_PRECISION"
+MARLIN_BITS = {"gptq": (4, 8), "awq": (4,)}
+MARLIN_GROUPS = (-1, 32, 64, 128)
+MLA_PARTS = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
+Matches = Callable[[str], bool]
+
+
+class RefusedError(Exception):
+    """SGLang raises while it builds or loads this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A module as a class asks its config for a method."""
+
+    name: str
+    holds: Holds
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A declaration as SGLang reads it."""
+
+    algo: Callable[[Asked], str]  # "" for a float; raises RefusedError
+    block: tuple[int, int] = (128, 128)
+    sizes: Mapping[str, list[int]] = field(default_factory=dict)  # of q, k and v, where one tensor holds them
+
+    def joint(self, module: str) -> list[int]:
+        return self.sizes.get(module.rpartition(".")[2], [])
+
+
+def method_of(checkpoint: Checkpoint, family: Family) -> Method:
+    """Raises UnaskedError for a declaration that no table follows."""
+    quantization = checkpoint.quantization
+    if not quantization:
+        return Method(lambda asked: "")
+    method = str(quantization.get("quant_method") or "modelopt")
+    reader = READERS.get(method)
+    if reader is None:
+        raise UnaskedError(f"no table of what {NAME} makes of quant_method {method[:60]!r}")
+    algo = reader(quantization, family)
+    block = quantization.get("weight_block_size") or _block_structure(quantization) or [128, 128]
+    if not (
+        isinstance(block, list) and len(block) == 2 and all(type(side) is int and side > 0 for side in block)
+    ):
+        raise UnaskedError(f"config.json gives a block of {str(block)[:40]}")
+    return Method(_of_linears(algo), (block[0], block[1]), _sizes(checkpoint.config))
+
+
+def _of_linears(algo: Callable[[Asked], str]) -> Callable[[Asked], str]:
+    return lambda asked: "" if asked.holds == "float" else algo(asked)
+
+
+def _sizes(config: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Rows of q, k and v and of gate and up, as config.json gives them."""
+    text = config.get("text_config")
+    place = text if isinstance(text, dict) else config
+    hidden, heads = place.get("hidden_size"), place.get("num_attention_heads")
+    if not (type(hidden) is int and type(heads) is int and heads > 0):
+        return {}
+    groups = place.get("num_key_value_heads")
+    groups = groups if type(groups) is int else heads
+    head = place.get("head_dim")
+    head = head if type(head) is int else hidden // heads
+    inner = place.get("intermediate_size")
+    return {
+        "qkv_proj": [heads * head, groups * head, groups * head],
+        "gate_up_proj": [inner, inner] if type(inner) is int else [],
+    }
+
+
+def _block_structure(quantization: Mapping[str, Any]) -> Any:
+    return next((weights.get("block_structure") for weights, _, _ in _groups(quantization)), None)
+
+
+def _names(quantization: Mapping[str, Any], *keys: str) -> list[str]:
+    """The list under the first of `keys` that is there."""
+    value = next((quantization[key] for key in keys if key in quantization), None)
+    return [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
+
+
+def _renamed(names: Iterable[str], family: Family) -> list[str]:
+    return [_rename(name, family) for name in names]
+
+
+def _rename(name: str, family: Family) -> str:
+    """Its mapper: one rule of each kind at most, the longest that hits."""
+    for kind in ("in", "begin", "end"):
+        rules = sorted((rule for rule in family.renames if rule[0] == kind), key=lambda rule: -len(rule[1]))
+        for _, old, new in rules:
+            if kind == "in" and old in name:
+                name = name.replace(old, new, 1)
+            elif kind == "begin" and name.startswith(old):
+                name = new + name.removeprefix(old)
+            elif kind == "end" and name.endswith(old):
+                name = name.removesuffix(old) + new
+            else:
+                continue
+            break
+    return name
+
+
+def _every_part(name: str, packed: Mapping[str, tuple[str, ...]], hits: Matches) -> bool | None:
+    """Whether the parts of a fused module are hit, None where it is no fused module. Raises where they differ."""
+    last = name.rpartition(".")[2]
+    if last not in packed:
+        return None
+    found = {hits(name.replace(last, part)) for part in packed[last]}
+    if len(found) > 1:
+        raise RefusedError(f"{name}: some of its parts are excluded and some are not")
+    return found.pop()
+
+
+def _skipped(name: str, listed: list[str], packed: Mapping[str, tuple[str, ...]]) -> bool:
+    """Its rule for `fp8`: an entry hits as a run of whole words of the name; of experts also as a longer name."""
+    last = name.rpartition(".")[2]
+    plain = frozenset(listed)
+
+    def hits(asked: str) -> bool:
+        words = asked.split(".")
+        runs = (".".join(words[i:j]) for i in range(len(words)) for j in range(i + 1, len(words) + 1))
+        return any(run in plain for run in runs)
+
+    parts = _every_part(name, packed if last in packed else PACKED, hits)
+    if parts is not None:
+        return parts
+    return hits(name) or ("experts" in name and any(name in each for each in listed if "experts" in each))
+
+
+def _fp8(quantization: Mapping[str, Any], family: Family) -> Callable[[Asked], str]:
+    listed = _names(quantization, "ignored_layers", "modules_to_not_convert")
+    bare = [name.removeprefix("model.").rstrip(".") for name in listed]
+    names = _renamed([each for name in bare for each in (name, f"model.{name}")], family)
+    static = quantization.get("activation_scheme") == "static"
+    algo = "fp8 by tensor, static" if static else "fp8 by tensor"
+    if quantization.get("weight_block_size"):
+        algo = "fp8 by block"
+
+    def of(asked: Asked) -> str:
+        return "" if asked.holds == "head" or _skipped(asked.name, names, family.packed) else algo
+
+    return of
+
+
+def _modelopt(quantization: Mapping[str, Any], family: Family) -> Callable[[Asked], str]:
+    algo = str(quantization.get("quant_algo"))
+    if algo not in ALGOS:
+        raise UnaskedError(f"no table of what {NAME} makes of quant_algo {algo[:60]!r}")
+    listed = _renamed(_names(quantization, "ignore", "exclude_modules"), family)
+    excluded = _globs(listed)
+    entries = quantization.get("quantized_layers")
+    mixed = _mixed(entries if isinstance(entries, dict) else {}, family) if algo == MIXED else None
+
+    def of(asked: Asked) -> str:
+        resolved = mixed(asked.name) if mixed else algo
+        if excluded(asked.name) or (
+            asked.holds in ("config", "head") and _skipped(asked.name, listed, family.packed)
+        ):
+            return ""
+        return resolved
+
+    return of
+
+
+def _globs(listed: list[str]) -> Matches:
+    """Its rule for ModelOpt: a glob of the whole name or of one of its words; the MLA's parts also within a word."""
+    plain = frozenset(name for name in listed if "*" not in name)
+    globs = [_compiled(name.replace(".", r"\.").replace("*", ".*"), name) for name in listed if "*" in name]
+    tails = {name.rpartition(".")[2] for name in listed} & set(MLA_PARTS)
+
+    def hits(name: str) -> bool:
+        names = {name, name.removeprefix("language_model."), *name.split(".")}
+        if not plain.isdisjoint(names) or any(glob.fullmatch(each) for glob in globs for each in names):
+            return True
+        return any(tail in name.rpartition(".")[2] for tail in tails)
+
+    return hits
+
+
+def _mixed(entries: Mapping[str, Any], family: Family) -> Callable[[str], str]:
+    """The algorithm that a map of layers gives a name: its own entry, its parts', or the first one below it."""
+    algos = {
+        _rename(name, family): str(row.get("quant_algo", "")).upper()
+        for name, row in entries.items()
+        if isinstance(row, dict)
+    }
+    if not any(
+        "NVFP4" in algo or algo in ("MXFP8", "FP8_PB_WO", "FP8_BLOCK_SCALES") for algo in algos.values()
+    ):
+        raise UnaskedError(f"no table of what {NAME} makes of MIXED_PRECISION without NVFP4")
+    others = sorted(set(algos.values()) - {"FP8", "NVFP4", "W4A16_NVFP4"})
+    if others:
+        raise UnaskedError(f"no table of what {NAME} makes of MIXED_PRECISION with {', '.join(others)[:60]}")
+
+    def of(name: str) -> str:
+        spellings = _spellings(name)
+        own = next((algos[each] for each in spellings if each in algos), None)
+        if own is not None:
+            return own
+        base, _, last = name.rpartition(".")
+        parts = {
+            algos[f"{each}.{part}"]
+            for each in _spellings(base)
+            for part in family.packed.get(last, ())
+            if f"{each}.{part}" in algos
+        }
+        if len(parts) > 1:
+            raise RefusedError(f"{name}: its parts have {' and '.join(sorted(parts))}")
+        below = (algo for each in spellings for key, algo in algos.items() if key.startswith(f"{each}."))
+        return parts.pop() if parts else next(below, "")
+
+    return of
+
+
+def _spellings(name: str) -> list[str]:
+    """The keys under which an entry of the map is looked for."""
+    found = [name]
+    if name.endswith(".lm_head"):
+        found.append("lm_head")
+    for old, news in (
+        ("language_model.model.", ("model.language_model.",)),
+        ("model.language_model.", ("language_model.model.", "model.")),
+        ("model.", ("model.language_model.",)),
+    ):
+        if name.startswith(old):
+            return found + [new + name.removeprefix(old) for new in news]
+    return found
+
+
+def _groups(quantization: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], Any, Mapping[str, Any]]]:
+    """(weights, input_activations, the group) of each group."""
+    groups = quantization.get("config_groups")
+    found = (
+        [group for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
+    )
+    return [(_table(group.get("weights")), group.get("input_activations"), group) for group in found]
+
+
+def _table(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _compressed(quantization: Mapping[str, Any], family: Family) -> Callable[[Asked], str]:
+    groups = _groups(quantization)
+    if len(groups) != 1 or groups[0][2].get("targets") != ["Linear"]:
+        raise UnaskedError(
+            f"no table of what {NAME} makes of compressed-tensors with other targets than Linear"
+        )
+    algo = _scheme(*groups[0], str(groups[0][2].get("format") or quantization.get("format")))
+    ignored = _by_suffix(_renamed(_names(quantization, "ignore"), family))
+
+    def of(asked: Asked) -> str:
+        if asked.holds == "head":
+            return ""
+        if asked.holds in ("bank", "stack"):
+            found = {ignored(f"{asked.name}.0.{part}") for part in ("gate_proj", "up_proj", "down_proj")}
+            if len(found) > 1:
+                raise RefusedError(f"{asked.name}: some of its projections are excluded and some are not")
+            return "" if found.pop() else algo
+        parts = None if ignored(asked.name, False) else _every_part(asked.name, family.packed, ignored)
+        return "" if (ignored(asked.name) if parts is None else parts) else algo
+
+    return of
+
+
+def _scheme(weights: Mapping[str, Any], inputs: Any, group: Mapping[str, Any], form: str) -> str:
+    strategy, kind, bits = weights.get("strategy"), weights.get("type"), weights.get("num_bits")
+    activations = _table(inputs)
+    if form == "float-quantized" and kind == "float" and bits == 8 and inputs:
+        if strategy == "block":
+            return "float-quantized, block"
+        if strategy in ("tensor", "channel"):
+            return "float-quantized" if activations.get("dynamic") else "float-quantized, static"
+    if form == "nvfp4-pack-quantized" and inputs:
+        return form
+    plain = weights.get("symmetric", True) and not weights.get("actorder")
+    if form == "pack-quantized" and kind == "int" and bits in (4, 8) and not inputs and plain:
+        return form
+    raise UnaskedError(
+        f"no table of what {NAME} makes of compressed-tensors {form[:40]!r} with {str(strategy)[:20]} weights"
+        if form in FORMATS
+        else f"no table of what {NAME} makes of compressed-tensors format {form[:60]!r}"
+    )
+
+
+def _by_suffix(listed: list[str]) -> Callable[..., bool]:
+    """Its rule for compressed-tensors: whole words at the end of a name, or `re:` at its beginning."""
+    plain = frozenset(name for name in listed if not name.startswith("re:"))
+    expressions = [_compiled(name.removeprefix("re:"), name) for name in listed if name.startswith("re:")]
+
+    def hits(name: str, suffixes: bool = True) -> bool:
+        words = name.split(".")
+        ends = {".".join(words[i:]) for i in range(len(words) if suffixes else 1)}
+        return not plain.isdisjoint(ends) or (suffixes and any(each.match(name) for each in expressions))
+
+    return hits
+
+
+def _gptq(quantization: Mapping[str, Any], family: Family) -> Callable[[Asked], str]:
+    _check_marlin(quantization, "gptq")
+    if quantization.get("sym") is not True or quantization.get("dynamic") or quantization.get("lm_head"):
+        raise UnaskedError(f"no table of what {NAME} makes of GPTQ with sym false, dynamic or lm_head")
+    return lambda asked: "" if asked.holds == "head" else "gptq"
+
+
+def _awq(quantization: Mapping[str, Any], family: Family) -> Callable[[Asked], str]:
+    _check_marlin(quantization, "awq")
+    listed = _names(quantization, "modules_to_not_convert")
+    return lambda asked: "" if asked.holds == "head" or any(name in asked.name for name in listed) else "awq"
+
+
+def _check_marlin(quantization: Mapping[str, Any], method: str) -> None:
+    bits, group = quantization.get("bits"), quantization.get("group_size")
+    if bits not in MARLIN_BITS[method] or group not in MARLIN_GROUPS:
+        got = f"{str(bits)[:20]} bits, {str(group)[:20]} a group"
+        raise UnaskedError(f"no table of what {NAME} makes of {method} of {got}")
+
+
+def _compiled(expression: str, pattern: str) -> re.Pattern[str]:
+    """Raises UnaskedError for an expression that could run for ever."""
+    compiled = safe_regex(pattern.removeprefix("re:"), expression)
+    if compiled is None:
+        raise UnaskedError(f"config.json excludes by {pattern[:60]!r}, which is too costly to be judged")
+    return compiled
+
+
+READERS: Mapping[str, Callable[[Mapping[str, Any], Family], Callable[[Asked], str]]] = {
+    "fp8": _fp8,
+    "modelopt": _modelopt,
+    "compressed-tensors": _compressed,
+    "gptq": _gptq,
+    "awq": _awq,
+}

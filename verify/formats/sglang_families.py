@@ -56,7 +56,6 @@ FAMILIES: tuple[Family, ...] = (
         top(),
         NONE,
         scale_inv=False,
-        heads=True,
     ),
     Family(("qwen2",), (decoder(*GQA, *MLP),), top(), NONE),
     Family(("qwen3",), (decoder(*GQA, *MLP),), top(), NONE, loud=frozenset({"fused"})),
@@ -68,11 +67,12 @@ FAMILIES: tuple[Family, ...] = (
     Family(("glm4",), (decoder(*GQA, *FUSED_MLP),), top(), NONE),
     Family(
         ("mixtral",),
-        (decoder(*GQA, *W_MOE, listed="layers."),),
+        (decoder(*GQA, *W_MOE, listed=""),),
         top(asked=False),
         NONE,
         loud=frozenset({"fused", "expert"}),
         tied=False,
+        methods=("fp8", "compressed-tensors"),  # under others its class is QuantMixtralForCausalLM
     ),
     Family(
         ("qwen2_moe",),
@@ -225,8 +225,8 @@ FAMILIES: tuple[Family, ...] = (
             *single("float", "visual.merger.ln_q", "visual.patch_embed.proj"),
         ),
         {"gate_up_proj": ("gate_proj", "up_proj")},
+        loud=frozenset({"fused"}),
         renames=_QWEN_RENAMES,
-        heads=True,
     ),
     Family(
         ("qwen3_vl",),

@@ -32,9 +32,11 @@ METHODS: Mapping[str, Parameters] = {
     "gptq": {"qweight": "I32", "qzeros": "I32", "scales": "BF16", "g_idx": "I32"},
     "awq": {"qweight": "I32", "qzeros": "I32", "scales": "BF16"},
 }
-IN_BANKS: Parameters = {"weight_shape": "F32"}  # where a bank's parameter has another dtype
+# Where a bank's parameter has another dtype.
+IN_BANKS: Mapping[str, Parameters] = {"pack-quantized": {"weight_shape": "F32"}, "gptq": {"qzeros": "BF16"}}
 # Methods whose parts of a fused module, and whose gate and up, must each be whole blocks.
 BLOCKED = ("fp8 by block", "float-quantized, block")
+COMPRESSED = tuple(method for method in METHODS if "quantized" in method)  # whose banks have no biases
 PACKED_IN_BYTES = (
     "NVFP4",
     "W4A16_NVFP4",

@@ -4,6 +4,7 @@ Read from sglang/srt/models at 0.5.23 and held to the real classes, which build 
 A row: the checkpoint's name inside a layer, the module that takes it, its part there, and what that module can hold.
 
   float    built without a quantization config: floats alone
+  merged   a Linear of several parts that the checkpoint holds as one tensor, with a loader of its own
   config   a Linear that is whatever the checkpoint's config says of it
   head     the vocabulary's head, which some methods quantize
   bank     experts, one module of two stacked weights: `w13` of gates and ups, `w2`
@@ -18,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Holds = Literal["float", "config", "head", "bank", "stack"]
+Holds = Literal["float", "config", "merged", "head", "bank", "stack"]
 Branch = Literal["single", "fused", "expert"]  # of a class's load_weights
 
 
@@ -58,7 +59,6 @@ class Family:
     scale_inv: bool = (
         True  # False: weight_scale_inv is taken for weight_scale, and no module has such a parameter
     )
-    heads: bool = False  # qkv is one tensor, whose three parts have the sizes that config.json gives
     methods: tuple[str, ...] = ()  # the only values of quant_method that are followed, () for all
     draft: bool = False  # layers after num_hidden_layers are of another model, and are dropped
 
@@ -111,7 +111,8 @@ INDEXER = (
 MOE = (*bank("mlp"), *single("float", "mlp.gate", "mlp.gate.e_score_correction_bias"))
 W_MOE = (*bank("block_sparse_moe", "w1", "w3", "w2"), *single("float", "block_sparse_moe.gate"))
 DELTA_NET = (
-    *single("config", "linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba", "linear_attn.out_proj"),
+    *single("merged", "linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba"),
+    *single("config", "linear_attn.out_proj"),
     *single("float", "linear_attn.conv1d", "linear_attn.norm", "linear_attn.A_log", "linear_attn.dt_bias"),
 )
 # Linears that are not fused, by the last word of their name: how their weight is divided, and so copied.
@@ -141,8 +142,8 @@ def one_more(name: str) -> tuple[Row, ...]:
     )
 
 
-def decoder(*rows: Row, prefix: str = "model.", memory: str = "model.", listed: str | None = "") -> Layers:
-    asked = memory if listed == "" else listed
+def decoder(*rows: Row, prefix: str = "model.", memory: str = "model.", listed: str | None = "as in memory") -> Layers:
+    asked = memory if listed == "as in memory" else listed
     return Layers(
         f"{prefix}layers.", f"{memory}layers.", None if asked is None else f"{asked}layers.", (*NORMS, *rows)
     )

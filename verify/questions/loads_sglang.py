@@ -16,13 +16,22 @@ from shardmill.verify.formats.schemes import FLOATS
 from shardmill.verify.formats.sglang_families import family_of
 from shardmill.verify.formats.sglang_methods import (
     BLOCKED,
+    COMPRESSED,
     FLOAT,
     IN_BANKS,
     METHODS,
     PACKED_IN_BYTES,
     Parameters,
 )
-from shardmill.verify.formats.sglang_modules import BY_COLUMNS, BY_ROWS, Branch, Family, Holds, Row
+from shardmill.verify.formats.sglang_modules import (
+    BY_COLUMNS,
+    BY_ROWS,
+    MLA_PACKED,
+    Branch,
+    Family,
+    Holds,
+    Row,
+)
 from shardmill.verify.questions.sglang_config import Asked, Method, RefusedError, method_of
 from shardmill.verify.questions.unasked import UnaskedError
 from shardmill.verify.reading.checkpoint import Checkpoint
@@ -101,6 +110,8 @@ def hold(checkpoint: Checkpoint) -> Held:
     try:
         for module in modules:
             _fill(module, family, method, held)
+        if family.packed is MLA_PACKED:
+            _check_shared(modules, method)
         _untied(checkpoint, family, method, held)
     except RefusedError as error:
         return Held(error=str(error))
@@ -156,10 +167,10 @@ def _place(
 
 
 def _readings(name: str) -> Iterator[tuple[str, str]]:
-    """(module, leaf) that a tensor's name may mean: its last word a leaf, a raw parameter, a stacked bank's leaf."""
+    """(module, leaf) that a tensor's name may mean: a raw parameter, its last word a leaf, a stacked bank's leaf."""
     own, _, leaf = name.rpartition(".")
-    yield own, leaf
     yield name, "weight"
+    yield own, leaf
     stacked = _STACKED.match(name)
     if stacked:
         yield stacked[1], stacked[2]
@@ -175,12 +186,16 @@ def _fill(module: Module, family: Family, method: Method, held: Held) -> None:
     """The module's parameters: which are filled, which are not, and which of its tensors are left over."""
     algo = method.algo(Asked(module.listed, module.holds))
     parameters = METHODS[algo] if algo else FLOAT
+    if algo and module.holds == "merged":
+        _check_merged(module, algo, parameters)
+    if "kv_a" in module.parts:
+        _check_joined(module, algo, parameters)
     if algo in BLOCKED:
-        _check_blocks(module, family, method)
+        _check_blocks(module, method)
     for prefix, parts in module.groups().items():
         for leaf, dtype in parameters.items():
             name = f"{module.name}.{prefix}{leaf}"
-            held.weights[name] = IN_BANKS.get(leaf, dtype) if prefix else dtype
+            held.weights[name] = IN_BANKS.get(algo, {}).get(leaf, dtype) if prefix else dtype
             if not all(leaf in _taken(module.parts[part], family) for part in parts) or _lacks(module, parts):
                 held.missing.add(name)
         for part in parts:
@@ -212,16 +227,23 @@ def _take(
     held: Held,
 ) -> None:
     for leaf, tensors in leaves.items():
-        if leaf == "bias" or (
-            leaf != "weight" and module.holds == "float" and leaf not in FLOAT and "scale" not in leaf
-        ):
+        if leaf == "bias" and not (module.holds == "stack" and algo in COMPRESSED):
             continue
         if _leaf(leaf, family) in parameters:
             _check_size(module, tensors[0], algo, leaf)
+            if part == "kv_a" and tensors[0].shape == ():
+                _drop_scalar(module, tensors[0], held)
             continue
         if module.branch() in family.loud:
             raise RefusedError(f"{tensors[0].name}: no parameter takes it, and the class raises")
         held.unexpected |= {tensor.name for tensor in tensors}
+
+
+def _drop_scalar(module: Module, tensor: Tensor, held: Held) -> None:
+    """DeepSeek's class joins the two a-projections, and keeps the first of two scalars."""
+    held.unexpected.add(tensor.name)
+    got = f"{NAME}: {tensor.name.rpartition('.')[2]} of q_a_proj is taken for both"
+    held.wrong.append(Finding("loads-garbage", tensor.file, module.name, "a scale of each part", got))
 
 
 def _check_size(module: Module, tensor: Tensor, algo: str, leaf: str) -> None:
@@ -237,23 +259,47 @@ def _check_size(module: Module, tensor: Tensor, algo: str, leaf: str) -> None:
         )
 
 
-def _check_blocks(module: Module, family: Family, method: Method) -> None:
-    """Every part of a fused module must be whole blocks."""
-    block = method.block
-    for part, tensor in module.weights():
-        if len(tensor.shape) < 2 or (
-            module.branch() == "single" and not (family.heads and _is_joint(module))
+def _check_joined(module: Module, algo: str, parameters: Parameters) -> None:
+    """DeepSeek's class puts the rows of the two a-projections together, of AWQ the columns, whatever they are."""
+    for leaf in parameters:
+        pair = [tensor for leaves in module.parts.values() for tensor in leaves.get(leaf, ())]
+        across = {tensor.shape[-1] for tensor in pair if len(tensor.shape) == 2}
+        if any(len(tensor.shape) == 1 for tensor in pair) or (algo != "awq" and len(across) > 1):
+            raise RefusedError(f"{pair[0].name}: joined with the other a-projection's it does not fit")
+
+
+def _check_shared(modules: list[Module], method: Method) -> None:
+    """DeepSeek's class asks the down projection of its shared experts for the block of their FP8."""
+    algos = {module.name: method.algo(Asked(module.listed, module.holds)) for module in modules}
+    for name, algo in algos.items():
+        if (
+            name.endswith(".mlp.shared_experts.gate_up_proj")
+            and METHODS.get(algo, FLOAT).get("weight") == "F8_E4M3"
         ):
+            down = name.replace("gate_up_proj", "down_proj")
+            if algos.get(down, algo) == "":
+                raise RefusedError(f"{down}: a float beside FP8 gate and up of the shared experts")
+
+
+def _check_merged(module: Module, algo: str, parameters: Parameters) -> None:
+    """Its loader divides a weight of that name and scales with as many rows; a scale of the whole does not fit."""
+    if "weight" not in parameters:
+        raise RefusedError(f"{module.name}: {algo} gives it no weight for its loader to divide")
+    for tensor in (one for leaf in parameters for one in module.parts[""].get(leaf, ())):
+        if len(tensor.shape) < 2 and tensor.shape in ((), (1,)):
+            raise RefusedError(f"{tensor.name}: {list(tensor.shape)} does not fit one scale for each part")
+
+
+def _check_blocks(module: Module, method: Method) -> None:
+    """Every part of a fused module must be whole blocks."""
+    for part, tensor in module.weights():
+        if len(tensor.shape) < 2:
             continue
         rows = tensor.shape[-1] if part == "w2" else tensor.shape[-2]
-        joint = method.joint(module.name) if _is_joint(module) and module.branch() == "single" else [rows]
-        for each in joint:
-            if each % block[0]:
-                raise RefusedError(f"{tensor.name}: {each} rows do not divide into blocks of {block[0]}")
-
-
-def _is_joint(module: Module) -> bool:
-    return module.name.rpartition(".")[2] in ("qkv_proj", "gate_up_proj")
+        for each in method.joint(module.name) if module.branch() == "single" else [rows]:
+            if each % method.block[0]:
+                block = method.block[0]
+                raise RefusedError(f"{tensor.name}: {each} rows do not divide into blocks of {block}")
 
 
 def _judge(module: Module, algo: str, parameters: Parameters, held: Held) -> None:

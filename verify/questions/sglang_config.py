@@ -87,7 +87,18 @@ def _sizes(config: Mapping[str, Any]) -> dict[str, list[int]]:
     return {
         "qkv_proj": [heads * head, groups * head, groups * head],
         "gate_up_proj": [inner, inner] if type(inner) is int else [],
+        **_delta_net(place),
     }
+
+
+def _delta_net(place: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Rows of the parts of Qwen3-Next's projections: q, k, v and z, and b and a."""
+    keys = [place.get(f"linear_{part}") for part in ("num_key_heads", "key_head_dim", "num_value_heads", "value_head_dim")]
+    if not all(type(key) is int for key in keys):
+        return {}
+    key, key_dim, value, value_dim = (int(str(each)) for each in keys)
+    rows = [key * key_dim] * 2 + [value * value_dim] * 2
+    return {"in_proj_qkvz": rows, "in_proj_ba": [value] * 2}
 
 
 def _block_structure(quantization: Mapping[str, Any]) -> Any:
@@ -174,11 +185,8 @@ def _modelopt(quantization: Mapping[str, Any], family: Family) -> Callable[[Aske
 
     def of(asked: Asked) -> str:
         resolved = mixed(asked.name) if mixed else algo
-        if excluded(asked.name) or (
-            asked.holds in ("config", "head") and _skipped(asked.name, listed, family.packed)
-        ):
-            return ""
-        return resolved
+        skipped = asked.holds not in ("bank", "stack") and _skipped(asked.name, listed, family.packed)
+        return "" if skipped or excluded(asked.name) else resolved
 
     return of
 

@@ -156,7 +156,7 @@ FAMILIES: tuple[Family, ...] = (
         top(asked=False),
         NONE,
         tied=False,
-        methods=("fp8", "compressed-tensors"),
+        methods=("fp8", "compressed-tensors", "mxfp4"),
     ),
     Family(
         ("gemma3",),

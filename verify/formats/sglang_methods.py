@@ -31,7 +31,10 @@ METHODS: Mapping[str, Parameters] = {
     "pack-quantized": {"weight_packed": "I32", "weight_scale": "BF16", "weight_shape": "I64"},
     "gptq": {"qweight": "I32", "qzeros": "I32", "scales": "BF16", "g_idx": "I32"},
     "awq": {"qweight": "I32", "qzeros": "I32", "scales": "BF16"},
+    "mxfp4": {"weight": "U8", "weight_scale": "U8"},
 }
+# Names in the checkpoint of gpt-oss's stacked codes; under this method its class looks for no others.
+MXFP4_LEAVES = {"blocks": "weight", "scales": "weight_scale", "weight": "weight of floats"}
 # Where a bank's parameter has another dtype.
 IN_BANKS: Mapping[str, Parameters] = {"pack-quantized": {"weight_shape": "F32"}, "gptq": {"qzeros": "BF16"}}
 # Methods whose parts of a fused module, and whose gate and up, must each be whole blocks.

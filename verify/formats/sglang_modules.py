@@ -142,7 +142,9 @@ def one_more(name: str) -> tuple[Row, ...]:
     )
 
 
-def decoder(*rows: Row, prefix: str = "model.", memory: str = "model.", listed: str | None = "as in memory") -> Layers:
+def decoder(
+    *rows: Row, prefix: str = "model.", memory: str = "model.", listed: str | None = "as in memory"
+) -> Layers:
     asked = memory if listed == "as in memory" else listed
     return Layers(
         f"{prefix}layers.", f"{memory}layers.", None if asked is None else f"{asked}layers.", (*NORMS, *rows)

@@ -20,6 +20,7 @@ from shardmill.verify.formats.sglang_methods import (
     FLOAT,
     IN_BANKS,
     METHODS,
+    MXFP4_LEAVES,
     PACKED_IN_BYTES,
     Parameters,
 )
@@ -31,6 +32,7 @@ from shardmill.verify.formats.sglang_modules import (
     Family,
     Holds,
     Row,
+    one_more,
 )
 from shardmill.verify.questions.sglang_config import Asked, Method, RefusedError, method_of
 from shardmill.verify.questions.unasked import UnaskedError
@@ -106,7 +108,7 @@ def hold(checkpoint: Checkpoint) -> Held:
         raise UnaskedError(f"no table of what {NAME} makes of {kind!r} under that quant_method")
     method = method_of(checkpoint, family)
     held = Held()
-    modules = _modules(checkpoint, family, held)
+    modules = _modules(checkpoint, family, method, held)
     try:
         for module in modules:
             _fill(module, family, method, held)
@@ -118,9 +120,10 @@ def hold(checkpoint: Checkpoint) -> Held:
     return held
 
 
-def _modules(checkpoint: Checkpoint, family: Family, held: Held) -> list[Module]:
+def _modules(checkpoint: Checkpoint, family: Family, method: Method, held: Held) -> list[Module]:
     """Every module that the checkpoint has tensors for; tensors without one are told at once."""
-    tables = [({row.name: row for row in layers.rows}, layers) for layers in family.layers]
+    more = one_more("shared_experts") if _merges(checkpoint.config, method) else ()
+    tables = [({row.name: row for row in (*layers.rows, *more)}, layers) for layers in family.layers]
     tops = {row.name: row for row in family.top}
     modules: dict[str, Module] = {}
     drawn = _trunk_layers(checkpoint.config) if family.draft else 1 << 30
@@ -137,6 +140,12 @@ def _modules(checkpoint: Checkpoint, family: Family, held: Held) -> list[Module]
             module = modules.setdefault(name, Module(name, listed, row.holds))
             module.parts.setdefault(row.part, {}).setdefault(leaf, []).append(tensor)
     return list(modules.values())
+
+
+def _merges(config: Mapping[str, Any], method: Method) -> bool:
+    """Whether DeepSeek's class loads the shared expert as one more of its bank: of V3 and GLM-5 in their true sizes."""
+    wide = config.get("n_routed_experts") == 256 and config.get("n_shared_experts") == 1
+    return wide and config.get("model_type") in ("deepseek_v3", "glm_moe_dsa") and not method.apart
 
 
 def _place(
@@ -196,7 +205,9 @@ def _fill(module: Module, family: Family, method: Method, held: Held) -> None:
         for leaf, dtype in parameters.items():
             name = f"{module.name}.{prefix}{leaf}"
             held.weights[name] = IN_BANKS.get(algo, {}).get(leaf, dtype) if prefix else dtype
-            if not all(leaf in _taken(module.parts[part], family) for part in parts) or _lacks(module, parts):
+            if not all(leaf in _taken(module.parts[part], family, algo) for part in parts) or _lacks(
+                module, parts
+            ):
                 held.missing.add(name)
         for part in parts:
             _take(module, module.parts[part], part, algo, parameters, family, held)
@@ -208,12 +219,14 @@ def _lacks(module: Module, parts: list[str]) -> bool:
     return module.holds == "bank" and parts[0] != "w2" and len(parts) < 2
 
 
-def _taken(leaves: Mapping[str, list[Tensor]], family: Family) -> dict[str, list[Tensor]]:
+def _taken(leaves: Mapping[str, list[Tensor]], family: Family, algo: str) -> set[str]:
     """A part's tensors under the names that the class gives them."""
-    return {_leaf(leaf, family): tensors for leaf, tensors in leaves.items()}
+    return {_leaf(leaf, family, algo) for leaf in leaves}
 
 
-def _leaf(leaf: str, family: Family) -> str:
+def _leaf(leaf: str, family: Family, algo: str) -> str:
+    if algo == "mxfp4":
+        return MXFP4_LEAVES.get(leaf, leaf)
     return "weight_scale" if leaf == "weight_scale_inv" and not family.scale_inv else leaf
 
 
@@ -229,7 +242,7 @@ def _take(
     for leaf, tensors in leaves.items():
         if leaf == "bias" and not (module.holds == "stack" and algo in COMPRESSED):
             continue
-        if _leaf(leaf, family) in parameters:
+        if _leaf(leaf, family, algo) in parameters:
             _check_size(module, tensors[0], algo, leaf)
             if part == "kv_a" and tensors[0].shape == ():
                 _drop_scalar(module, tensors[0], held)

@@ -45,6 +45,7 @@ class Method:
     algo: Callable[[Asked], str]  # "" for a float; raises RefusedError
     block: tuple[int, int] = (128, 128)
     sizes: Mapping[str, list[int]] = field(default_factory=dict)  # of q, k and v, where one tensor holds them
+    apart: bool = False  # shared experts stay modules of their own
 
     def joint(self, module: str) -> list[int]:
         return self.sizes.get(module.rpartition(".")[2], [])
@@ -60,12 +61,41 @@ def method_of(checkpoint: Checkpoint, family: Family) -> Method:
     if reader is None:
         raise UnaskedError(f"no table of what {NAME} makes of quant_method {method[:60]!r}")
     algo = reader(quantization, family)
+    if quantization.get("quant_algo") == MIXED and not {"kv_cache_scheme", "kv_cache_quant_algo"} & set(
+        quantization
+    ):
+        algo = _of_other_file(checkpoint)
     block = quantization.get("weight_block_size") or _block_structure(quantization) or [128, 128]
     if not (
         isinstance(block, list) and len(block) == 2 and all(type(side) is int and side > 0 for side in block)
     ):
         raise UnaskedError(f"config.json gives a block of {str(block)[:40]}")
-    return Method(_of_linears(algo), (block[0], block[1]), _sizes(checkpoint.config))
+    return Method(
+        _of_linears(algo), (block[0], block[1]), _sizes(checkpoint.config), _keeps_apart(quantization)
+    )
+
+
+def _keeps_apart(quantization: Mapping[str, Any]) -> bool:
+    """Where routed experts have fewer bits than shared ones: packed integers, and NVFP4 that excludes the shared."""
+    algo, form = str(quantization.get("quant_algo")), quantization.get("format")
+    listed = _names(quantization, "ignore", "exclude_modules")
+    excluded = any("shared_expert" in name and "shared_expert_gate" not in name for name in listed)
+    return form == "pack-quantized" or ("NVFP4" in algo and excluded)
+
+
+def _of_other_file(checkpoint: Checkpoint) -> Callable[[Asked], str]:
+    """MIXED_PRECISION without a word of the KV cache: SGLang reads hf_quant_config.json in its place."""
+    if "hf_quant_config.json" in checkpoint.files:
+        raise UnaskedError(
+            f"no table of what {NAME} makes of hf_quant_config.json in the place of config.json"
+        )
+
+    def of(asked: Asked) -> str:
+        raise RefusedError(
+            "MIXED_PRECISION wants kv_cache_scheme or kv_cache_quant_algo, null or not, in config.json"
+        )
+
+    return of
 
 
 def _of_linears(algo: Callable[[Asked], str]) -> Callable[[Asked], str]:
@@ -93,7 +123,10 @@ def _sizes(config: Mapping[str, Any]) -> dict[str, list[int]]:
 
 def _delta_net(place: Mapping[str, Any]) -> dict[str, list[int]]:
     """Rows of the parts of Qwen3-Next's projections: q, k, v and z, and b and a."""
-    keys = [place.get(f"linear_{part}") for part in ("num_key_heads", "key_head_dim", "num_value_heads", "value_head_dim")]
+    keys = [
+        place.get(f"linear_{part}")
+        for part in ("num_key_heads", "key_head_dim", "num_value_heads", "value_head_dim")
+    ]
     if not all(type(key) is int for key in keys):
         return {}
     key, key_dim, value, value_dim = (int(str(each)) for each in keys)
@@ -338,6 +371,13 @@ def _awq(quantization: Mapping[str, Any], family: Family) -> Callable[[Asked], s
     return lambda asked: "" if asked.holds == "head" or any(name in asked.name for name in listed) else "awq"
 
 
+def _mxfp4(quantization: Mapping[str, Any], family: Family) -> Callable[[Asked], str]:
+    """Experts are MXFP4 whatever a list says; of other classes than gpt-oss's nothing is known here."""
+    if "gpt_oss" not in family.types:
+        raise UnaskedError(f"no table of what {NAME} makes of quant_method 'mxfp4' but for gpt_oss")
+    return lambda asked: "mxfp4" if asked.holds == "stack" else ""
+
+
 def _check_marlin(quantization: Mapping[str, Any], method: str) -> None:
     bits, group = quantization.get("bits"), quantization.get("group_size")
     if bits not in MARLIN_BITS[method] or group not in MARLIN_GROUPS:
@@ -359,4 +399,5 @@ READERS: Mapping[str, Callable[[Mapping[str, Any], Family], Callable[[Asked], st
     "compressed-tensors": _compressed,
     "gptq": _gptq,
     "awq": _awq,
+    "mxfp4": _mxfp4,
 }

@@ -132,6 +132,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "awq": {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"},
 }
 FORMS = ("plain", *LEAVES, "modelopt-mixed")
+WIDE_FORMS = ("plain", "fp8-block", "fp8-dynamic", "modelopt-nvfp4", "ct-w4a16")
+_MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
 
 
 def parts(headers: Headers) -> tuple[list[str], list[str]]:
@@ -177,16 +179,36 @@ def quantized(headers: Headers, form: str) -> tuple[Headers, dict[str, Any] | No
     return out, config, made, kept
 
 
-def cases(name: str, config: dict[str, Any], headers: Headers) -> Iterator[Case]:
+def mxfp4(headers: Headers) -> Headers:
+    """gpt-oss as it is published: 32 codes of a row in 16 bytes, and a scale of each 32."""
+    out: Headers = {}
+    for name, (dtype, shape) in headers.items():
+        if not _BANK.match(name):
+            out[name] = (dtype, shape)
+            continue
+        experts, columns, rows = shape
+        out[f"{name}_blocks"] = ("U8", (experts, rows, columns // 32, 16))
+        out[f"{name}_scales"] = ("U8", (experts, rows, columns // 32))
+    return out
+
+
+def cases(name: str, config: dict[str, Any], headers: Headers, edited: int = 1) -> Iterator[Case]:
     """Every form of a model, each with its exclusion list as a tool writes it, emptied, and edited by chance."""
-    for form in FORMS:
+    for form in WIDE_FORMS if name.endswith("wide") else FORMS:
         if form == "modelopt-mixed" and all("attn" in module for module in parts(headers)[0]):
             continue  # no experts and no MLP to be NVFP4
         out, declared, made, kept = quantized(headers, form)
         key = LISTS.get(declared["quant_method"]) if declared else None
-        for edit in edits(f"{name} {form}", kept, made) if key else [Edit("as built")]:
-            if edit.whole == "null" or edit.name == "random 1":
+        chosen = edits(f"{name} {form}", kept, made) if key else [Edit("as built")]
+        for edit in [chosen[0]] if name.endswith("wide") else chosen:
+            if edit.whole == "null" or edit.name in [f"random {i}" for i in range(edited, 2)]:
                 continue
             listed = {key: edit.of(kept)} if key else {}
             found = config | ({"quantization_config": declared | listed} if declared else {})
             yield Case(form, edit, found, out)
+        if form == "modelopt-mixed" and declared:
+            silent = {k: v for k, v in declared.items() if k != "kv_cache_scheme"}
+            yield Case(f"{form}, no cache", Edit("as built"), config | {"quantization_config": silent}, out)
+    if config["model_type"] == "gpt_oss":
+        yield Case("mxfp4", Edit("as built"), config | {"quantization_config": _MXFP4}, mxfp4(headers))
+        yield Case("mxfp4 floats", Edit("as built"), config | {"quantization_config": _MXFP4}, headers)

@@ -7,6 +7,7 @@ import random
 from typing import Any
 
 from tests.verify.loaders.architectures import config_of
+from tests.verify.loaders.cases import fold, unfold
 
 Headers = dict[str, tuple[str, tuple[int, ...]]]  # name -> (dtype, shape)
 
@@ -68,6 +69,46 @@ def config_for(kind: str, number: int) -> dict[str, Any]:
     if kind in UNTIED:
         config["tie_word_embeddings"] = text["tie_word_embeddings"] = False
     return config
+
+
+def fold_headers(headers: Headers) -> dict[str, dict[str, str]]:
+    """Names by dtype and shape, so that a record stays small."""
+    kinds = sorted({(dtype, tuple(shape)) for dtype, shape in headers.values()})
+    return {
+        " ".join([dtype, *map(str, shape)]): fold(
+            n for n, e in headers.items() if tuple(e[1]) == shape and e[0] == dtype
+        )
+        for dtype, shape in kinds
+    }
+
+
+def unfold_headers(folded: dict[str, dict[str, str]]) -> Headers:
+    headers: Headers = {}
+    for kind, names in folded.items():
+        dtype, *sides = kind.split(" ")
+        headers |= {name: (dtype, tuple(map(int, sides))) for name in unfold(names)}
+    return headers
+
+
+def widened(config: dict[str, Any], headers: Headers) -> tuple[dict[str, Any], Headers]:
+    """DeepSeek-V3 with as many experts as it has: then SGLang loads the shared one as one more of them."""
+    count = {
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "n_group": 8,
+        "topk_group": 4,
+        "num_experts_per_tok": 8,
+    }
+    wide: Headers = {}
+    for name, (dtype, shape) in headers.items():
+        front, expert, leaf = name.partition(".experts.0.")
+        if expert:
+            wide |= {f"{front}.experts.{number}.{leaf}": (dtype, shape) for number in range(256)}
+        elif ".mlp.gate." in name:
+            wide[name] = (dtype, (256, *shape[1:]))
+        elif ".experts." not in name:
+            wide[name] = (dtype, shape)
+    return config | count, wide
 
 
 def published_config(kind: str, saved: dict[str, Any]) -> dict[str, Any]:

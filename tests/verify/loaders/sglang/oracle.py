@@ -1,4 +1,4 @@
-"""The real SGLang on a CPU: builds the class of a config.json, loads headers filled with ones, tells what they became."""
+"""The real SGLang on a CPU: builds the class of a config.json, loads headers filled with ones, and looks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ DTYPES = {
     "U8": torch.uint8, "I32": torch.int32, "I64": torch.int64,
 }  # fmt: skip
 # Made by SGLang itself after loading or with a default: scales of the KV cache, orders of GPTQ, swizzled scales.
-COMPUTED = re.compile(r"(\.attn(_m[hq]a)?\.[kv]_scale|blockscale_swizzled|g_idx_sort_indices|w(13|2)_weight_g_idx)$")
+COMPUTED = re.compile(
+    r"(\.attn(_m[hq]a)?\.[kv]_scale|blockscale_swizzled|g_idx_sort_indices|w(13|2)_weight_g_idx)$"
+)
 
 
 class Oracle:

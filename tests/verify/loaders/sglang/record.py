@@ -1,14 +1,17 @@
 """What the real SGLang makes of every case, as a record that the default tests hold `verify loads` to.
 
 python -m tests.verify.loaders.sglang.record FILE [model_type ...]      `make sglang-test` has what it needs
+
+SGLANG_FIRST=7 SGLANG_EDITS=2 makes other models and other edits, for a comparison that the table has not seen.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +23,16 @@ from tests.verify.loaders.sglang.models import (
     CLASSES,
     Headers,
     config_for,
+    fold_headers,
     published_config,
     published_headers,
+    widened,
 )
 from tests.verify.loaders.sglang.oracle import Oracle
 
 PROFILES = ("fp8", "compressed-tensors")
+FIRST = int(os.environ.get("SGLANG_FIRST", "0"))
+EDITED = int(os.environ.get("SGLANG_EDITS", "1"))
 
 
 def headers_of(folder: Path) -> Headers:
@@ -35,43 +42,43 @@ def headers_of(folder: Path) -> Headers:
     return {n: (e["dtype"], tuple(e["shape"])) for n, e in entries.items() if n != "__metadata__"}
 
 
-def ours(kind: str, parent: Path, home: Path) -> Iterator[tuple[Case, Headers]]:
+def ours(kind: str, parent: Path, home: Path) -> Iterator[Case]:
     """What our own pipeline builds of the model under both profiles."""
     for profile in PROFILES:
         child = home / f"{kind}-{profile}"
         build(parent, child, profile)
         config = published_config(kind, json.loads((child / "config.json").read_text()))
-        yield (
-            Case(f"ours {profile}", Edit("as built"), config, published_headers(kind, headers_of(child))),
-            {},
-        )
+        yield Case(f"ours {profile}", Edit("as built"), config, published_headers(kind, headers_of(child)))
 
 
 def rows(kind: str, number: int, oracle: Oracle, home: Path) -> Iterator[dict[str, Any]]:
     parent = save(config_for(kind, number), home / kind, seed=1)
     config = published_config(kind, json.loads((parent / "config.json").read_text()))
     headers = published_headers(kind, headers_of(parent))
-    outcomes = []
-    for case in cases(f"{kind} {number}", config, headers):
-        outcomes.append(
-            {"form": case.form, "edit": case.edit.name} | oracle.outcome(case.config, case.headers)
-        )
-    yield {"name": f"{kind} {number}", "config": config, "headers": headers, "outcomes": outcomes}
-    for case, _ in ours(kind, parent, home):
-        found = {"form": case.form, "edit": case.edit.name} | oracle.outcome(case.config, case.headers)
-        yield {
-            "name": f"{kind} {number}",
-            "config": case.config,
-            "headers": case.headers,
-            "outcomes": [found],
-        }
+    yield row(f"{kind} {number}", config, headers, cases(f"{kind} {number}", config, headers, EDITED), oracle)
+    if kind == "deepseek_v3":
+        wide = cases(f"{kind} {number} wide", *widened(config, headers))
+        yield row(f"{kind} {number} wide", config, headers, wide, oracle)
+    for case in ours(kind, parent, home):
+        yield row(f"{kind} {number} ours", case.config, case.headers, [case], oracle)
+
+
+def row(
+    name: str, config: dict[str, Any], headers: Headers, made: Iterable[Case], oracle: Oracle
+) -> dict[str, Any]:
+    """What is needed to make the cases again, and what became of each."""
+    outcomes = [
+        {"form": case.form, "edit": case.edit.name} | oracle.outcome(case.config, case.headers)
+        for case in made
+    ]
+    return {"name": name, "config": config, "headers": fold_headers(headers), "outcomes": outcomes}
 
 
 def record(kinds: list[str]) -> Iterator[dict[str, Any]]:
     oracle = Oracle()
     for number, kind in enumerate(kinds):
         with tempfile.TemporaryDirectory() as home:
-            yield from rows(kind, number % 2, oracle, Path(home))
+            yield from rows(kind, FIRST + number % 2, oracle, Path(home))
             print(kind, flush=True)
 
 

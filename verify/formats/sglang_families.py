@@ -62,7 +62,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(("gemma2",), (decoder(*GQA, *MLP, listed=None),), top(asked=False), PACKED, loud=LOUD),
     Family(("gemma3_text",), (decoder(*GQA, *MLP),), top(), PACKED, loud=LOUD),
     Family(("cohere", "cohere2"), (decoder(*GQA, *MLP),), top(asked=False), NONE, loud=LOUD),
-    Family(("granite",), (decoder(*GQA, *MLP),), top(), NONE, loud=LOUD),
+    Family(("granite",), (decoder(*GQA, *MLP),), top(), NONE, loud=LOUD, tied="weight"),
     Family(("olmo2",), (decoder(*GQA, *MLP),), top(), NONE, loud=LOUD),
     Family(("glm4",), (decoder(*GQA, *FUSED_MLP),), top(), NONE),
     Family(
@@ -71,7 +71,7 @@ FAMILIES: tuple[Family, ...] = (
         top(asked=False),
         NONE,
         loud=frozenset({"fused", "expert"}),
-        tied=False,
+        tied="no",
         methods=("fp8", "compressed-tensors"),  # under others its class is QuantMixtralForCausalLM
     ),
     Family(
@@ -80,8 +80,9 @@ FAMILIES: tuple[Family, ...] = (
         top(),
         NONE,
         loud=frozenset({"expert"}),
+        tied="no",
     ),
-    Family(("qwen3_moe",), (decoder(*GQA, *MLP, *MOE),), top(), PACKED, tied=False),
+    Family(("qwen3_moe",), (decoder(*GQA, *MLP, *MOE),), top(), PACKED, tied="no"),
     Family(
         ("qwen3_next",),
         (
@@ -94,6 +95,7 @@ FAMILIES: tuple[Family, ...] = (
         top(),
         PACKED,
         loud=LOUD,
+        tied="no",
     ),
     Family(
         ("deepseek_v2", "deepseek_v3", "kimi_k2"),
@@ -116,7 +118,7 @@ FAMILIES: tuple[Family, ...] = (
         (decoder(*GQA, *MLP, *MOE, *one_more("shared_experts")),),
         top(),
         NONE,
-        tied=False,
+        tied="no",
         draft=True,
     ),
     Family(
@@ -124,6 +126,7 @@ FAMILIES: tuple[Family, ...] = (
         (decoder(*GQA, *W_MOE, *single("float", "block_sparse_moe.e_score_correction_bias")),),
         top(asked=False),
         PACKED,
+        tied="no",
     ),
     Family(
         ("granitemoe",),
@@ -138,6 +141,7 @@ FAMILIES: tuple[Family, ...] = (
         top(),
         NONE,
         loud=frozenset({"fused", "expert"}),
+        tied="weight",
         renames=(
             ("end", ".block_sparse_moe.input_linear.weight", ".block_sparse_moe.experts.gate_up_proj"),
             ("end", ".block_sparse_moe.output_linear.weight", ".block_sparse_moe.experts.down_proj"),
@@ -155,7 +159,7 @@ FAMILIES: tuple[Family, ...] = (
         ),
         top(asked=False),
         NONE,
-        tied=False,
+        tied="no",
         methods=("fp8", "compressed-tensors", "mxfp4"),
     ),
     Family(

@@ -54,7 +54,9 @@ class Family:
         frozenset()
     )  # where a tensor that no parameter takes raises; elsewhere it is dropped
     renames: tuple[tuple[str, str, str], ...] = ()  # of names in lists: "in", "begin" or "end", old, new
-    tied: bool = True  # takes the embedding for a head that config.json says is tied
+    # What a head that config.json says is tied becomes: the embedding itself, a module of its own with the embedding's
+    # weight, or one of its own that nobody fills.
+    tied: Literal["embedding", "weight", "no"] = "embedding"
     head: str = "lm_head"
     scale_inv: bool = (
         True  # False: weight_scale_inv is taken for weight_scale, and no module has such a parameter
@@ -124,7 +126,7 @@ BY_COLUMNS = (
     "proj",
     "fc2",
     "2",
-)  # take the columns that fit, whatever is given
+)  # take the columns that fit and zeros for those that lack
 LOUD: frozenset[Branch] = frozenset({"single", "fused", "expert"})
 
 

@@ -264,9 +264,9 @@ def _check_size(module: Module, tensor: Tensor, algo: str, leaf: str) -> None:
     if leaf != "weight":
         return
     last = module.name.rpartition(".")[2] if module.branch() == "single" else ""
-    halved = algo in PACKED_IN_BYTES and last in BY_COLUMNS and tensor.dtype in FLOATS
+    padded = last in BY_COLUMNS and (algo in PACKED_IN_BYTES or not algo)
     downcast = algo and last in BY_ROWS and tensor.dtype in FLOATS
-    if downcast or ((algo in PACKED_IN_BYTES) != (tensor.dtype == "U8") and not halved):
+    if downcast or ((algo in PACKED_IN_BYTES) != (tensor.dtype == "U8") and not padded):
         raise RefusedError(
             f"{tensor.name}: {tensor.dtype} {list(tensor.shape)} does not fit {algo or 'a float'} weight"
         )
@@ -348,6 +348,11 @@ def _judge(module: Module, algo: str, parameters: Parameters, held: Held) -> Non
         )
 
 
+def _is_asked(family: Family) -> bool:
+    """Whether the class asks its config for a method of the head."""
+    return any(row.module == family.head and row.holds == "head" for row in family.top)
+
+
 def _untied(checkpoint: Checkpoint, family: Family, method: Method, held: Held) -> None:
     """The head of a class that knows no tied one, where the checkpoint has none."""
     if any(name.startswith(f"{family.head}.") for name in held.weights):
@@ -357,19 +362,24 @@ def _untied(checkpoint: Checkpoint, family: Family, method: Method, held: Held) 
     said = [
         place["tie_word_embeddings"] for place in places if isinstance(place.get("tie_word_embeddings"), bool)
     ]
-    if family.tied or not (said and said[0]):
+    if family.tied == "embedding" or not (said and said[0]):
         return
-    algo = method.algo(Asked(family.head, "head"))
-    for leaf, dtype in (METHODS[algo] if algo else FLOAT).items():
+    algo = method.algo(Asked(family.head, "head")) if _is_asked(family) else ""
+    parameters = dict(METHODS[algo] if algo else FLOAT)
+    if family.tied == "weight":
+        parameters.pop("weight")
+    for leaf, dtype in parameters.items():
         held.weights[f"{family.head}.{leaf}"] = dtype
         held.missing.add(f"{family.head}.{leaf}")
+    if not parameters:
+        return
     held.wrong.append(
         Finding(
             "loads-garbage",
             "config.json",
             family.head,
             "a head of its own",
-            f"{NAME}: the class knows no tied head, and this one stays as memory was",
+            f"{NAME}: the class makes a head beside the embedding, and its {', '.join(parameters)} stay as memory was",
         )
     )
 

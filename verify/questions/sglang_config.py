@@ -212,6 +212,8 @@ def _modelopt(quantization: Mapping[str, Any], family: Family) -> Callable[[Aske
     if algo not in ALGOS:
         raise UnaskedError(f"no table of what {NAME} makes of quant_algo {algo[:60]!r}")
     listed = _renamed(_names(quantization, "ignore", "exclude_modules"), family)
+    if family.renames:
+        listed += [name.removeprefix("language_model.") for name in listed]
     excluded = _globs(listed)
     entries = quantization.get("quantized_layers")
     mixed = _mixed(entries if isinstance(entries, dict) else {}, family) if algo == MIXED else None

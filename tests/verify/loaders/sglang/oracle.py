@@ -1,4 +1,4 @@
-"""The real SGLang on a CPU: builds the class of a config.json, loads headers filled with ones, and looks."""
+"""The real SGLang on a CPU: builds the class of a config.json, loads headers filled with numbers, and looks."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ DTYPES = {
     "BF16": torch.bfloat16, "F32": torch.float32, "F16": torch.float16, "F8_E4M3": torch.float8_e4m3fn,
     "U8": torch.uint8, "I32": torch.int32, "I64": torch.int64,
 }  # fmt: skip
+FLOATS = ("BF16", "F16", "F32", "F8_E4M3")
 # Made by SGLang itself after loading or with a default: scales of the KV cache, orders of GPTQ, swizzled scales.
 COMPUTED = re.compile(
     r"(\.attn(_m[hq]a)?\.[kv]_scale|blockscale_swizzled|g_idx_sort_indices|w(13|2)_weight_g_idx)$"
@@ -104,5 +105,5 @@ def register(kind: str) -> None:
 
 def tensors(headers: Headers) -> Iterator[tuple[str, torch.Tensor]]:
     for name, (dtype, shape) in headers.items():
-        made = torch.ones(shape, dtype=torch.float32)
+        made = torch.full(shape, 0.5 if dtype in FLOATS else 1.0)  # a scale of 1 is let pass by some classes
         yield name, made.to(DTYPES[dtype])

@@ -13,6 +13,7 @@ from shardmill.verify.fit.cache_dtype import AUTO, served_dtype
 from shardmill.verify.fit.families import DRAFTED
 from shardmill.verify.fit.planner import LayerCache, ceil_div
 from shardmill.verify.fit.preset import KV_DTYPES, ROW_BYTES, STATE_BYTES, Preset
+from shardmill.verify.fit.ranks import check_ranks
 from shardmill.verify.fit.shape import ConfigError, Gqa, Layer, Linear, Mla, Shape, SparseMla
 from shardmill.verify.fit.sparse import sparse_rows
 
@@ -97,6 +98,7 @@ def check_planned(shape: Shape, preset: Preset) -> None:
             f"drafts of {shape.model_type} are not planned: config.json must name num_nextn_predict_layers, and the "
             f"family be one of {', '.join(DRAFTED)}; ask without the draft"
         )
+    check_ranks(shape, preset)
     preset = served(shape, preset)
     if preset.kv_dtype == "fp8_ds_mla" and shape.sparse is None:
         raise ConfigError("kv_cache_dtype fp8_ds_mla is planned for sparse latent attention alone")

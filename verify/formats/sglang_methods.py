@@ -17,6 +17,8 @@ METHODS: Mapping[str, Parameters] = {
     "fp8 by tensor": {"weight": "F8_E4M3", "weight_scale": "F32"},
     "fp8 by tensor, static": {"weight": "F8_E4M3", "weight_scale": "F32", "input_scale": "F32"},
     "FP8": {"weight": "F8_E4M3", "weight_scale": "F32", "input_scale": "F32"},
+    "FP8_PB_WO": {"weight": "F8_E4M3", "weight_scale_inv": "F32"},
+    "FP8_BLOCK_SCALES": {"weight": "F8_E4M3", "weight_scale_inv": "F32"},
     "NVFP4": {"weight": "U8", "weight_scale": "F8_E4M3", "weight_scale_2": "F32", "input_scale": "F32"},
     "W4A16_NVFP4": {"weight": "U8", "weight_scale": "F8_E4M3", "weight_scale_2": "F32"},
     "float-quantized": {"weight": "F8_E4M3", "weight_scale": "F32"},
@@ -38,7 +40,7 @@ MXFP4_LEAVES = {"blocks": "weight", "scales": "weight_scale", "weight": "weight 
 # Where a bank's parameter has another dtype.
 IN_BANKS: Mapping[str, Parameters] = {"pack-quantized": {"weight_shape": "F32"}, "gptq": {"qzeros": "BF16"}}
 # Methods whose parts of a fused module, and whose gate and up, must each be whole blocks.
-BLOCKED = ("fp8 by block", "float-quantized, block")
+BLOCKED = ("fp8 by block", "float-quantized, block", "FP8_PB_WO", "FP8_BLOCK_SCALES")
 COMPRESSED = tuple(method for method in METHODS if "quantized" in method)  # whose banks have no biases
 PACKED_IN_BYTES = (
     "NVFP4",

@@ -73,10 +73,8 @@ class Module:
     def branch(self) -> Branch:
         if self.holds in ("bank", "stack"):
             return "expert"
-        joined = (
-            "" in self.parts or "kv_a" in self.parts or "q_a" in self.parts
-        )  # the MLA's are joined before loading
-        return "single" if joined else "fused"
+        whole = not {"", "q_a", "kv_a"}.isdisjoint(self.parts)  # the MLA's are joined before they are loaded
+        return "single" if whole else "fused"
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         for part, leaves in self.parts.items():
@@ -101,10 +99,8 @@ def hold(checkpoint: Checkpoint) -> Held:
     family = family_of(kind)
     if family is None:
         raise UnaskedError(f"no table of {NAME}'s modules for model_type {str(kind)[:60]!r}")
-    if (
-        family.methods
-        and checkpoint.quantization.get("quant_method", family.methods[0]) not in family.methods
-    ):
+    said = checkpoint.quantization.get("quant_method")
+    if family.methods and checkpoint.quantization and said not in family.methods:
         raise UnaskedError(f"no table of what {NAME} makes of {kind!r} under that quant_method")
     method = method_of(checkpoint, family)
     held = Held()
@@ -163,12 +159,12 @@ def _place(
             if match is None:
                 continue
             number, inner = match.groups()
+            if int(number) >= drawn:
+                return layers.rows[0], "", "", leaf
             inside = rows.get(_EXPERT.sub("#", inner))
             if inside is None:
                 continue
             row = inside
-            if int(number) >= drawn:
-                return row, "", "", leaf
             asked = row.listed or row.module
             listed = asked if layers.listed is None else f"{layers.listed}{number}.{asked}"
             return row, f"{layers.memory}{number}.{row.module}", listed, leaf
@@ -205,23 +201,23 @@ def _fill(module: Module, family: Family, method: Method, held: Held) -> None:
         for leaf, dtype in parameters.items():
             name = f"{module.name}.{prefix}{leaf}"
             held.weights[name] = IN_BANKS.get(algo, {}).get(leaf, dtype) if prefix else dtype
-            if not all(leaf in _taken(module.parts[part], family, algo) for part in parts) or _lacks(
-                module, parts
-            ):
+            if not _fills(module, parts, leaf, family, algo):
                 held.missing.add(name)
         for part in parts:
             _take(module, module.parts[part], part, algo, parameters, family, held)
     _judge(module, algo, parameters, held)
 
 
-def _lacks(module: Module, parts: list[str]) -> bool:
-    """Whether gate or up is not there at all."""
-    return module.holds == "bank" and parts[0] != "w2" and len(parts) < 2
-
-
-def _taken(leaves: Mapping[str, list[Tensor]], family: Family, algo: str) -> set[str]:
-    """A part's tensors under the names that the class gives them."""
-    return {_leaf(leaf, family, algo) for leaf in leaves}
+def _fills(module: Module, parts: list[str], leaf: str, family: Family, algo: str) -> bool:
+    """Whether every part has the leaf, and in a bank every expert's gate and up."""
+    if module.holds == "bank" and parts[0] != "w2" and len(parts) < 2:
+        return False
+    experts = max(len(tensors) for leaves in module.parts.values() for tensors in leaves.values())
+    found = [
+        sum(len(tensors) for name, tensors in module.parts[part].items() if _leaf(name, family, algo) == leaf)
+        for part in parts
+    ]
+    return all(count >= (experts if module.holds == "bank" else 1) for count in found)
 
 
 def _leaf(leaf: str, family: Family, algo: str) -> str:

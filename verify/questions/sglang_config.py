@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardmill.verify.formats.excludes import safe_regex
+from shardmill.verify.formats.excludes import GLOBS_MAX, safe_regex
 from shardmill.verify.formats.sglang_methods import ALGOS, FORMATS
 from shardmill.verify.formats.sglang_modules import PACKED, Family, Holds
 from shardmill.verify.questions.unasked import UnaskedError
@@ -229,6 +229,8 @@ def _modelopt(quantization: Mapping[str, Any], family: Family) -> Callable[[Aske
 def _globs(listed: list[str]) -> Matches:
     """Its rule for ModelOpt: a glob of the whole name or of one of its words; the MLA's parts also within a word."""
     plain = frozenset(name for name in listed if "*" not in name)
+    if sum("*" in name for name in listed) > GLOBS_MAX:
+        raise UnaskedError(f"config.json excludes by more than {GLOBS_MAX:,} globs")
     globs = [_compiled(name.replace(".", r"\.").replace("*", ".*"), name) for name in listed if "*" in name]
     tails = {name.rpartition(".")[2] for name in listed} & set(MLA_PARTS)
 
@@ -248,13 +250,16 @@ def _mixed(entries: Mapping[str, Any], family: Family) -> Callable[[str], str]:
         for name, row in entries.items()
         if isinstance(row, dict)
     }
-    if not any(
-        "NVFP4" in algo or algo in ("MXFP8", "FP8_PB_WO", "FP8_BLOCK_SCALES") for algo in algos.values()
-    ):
-        raise UnaskedError(f"no table of what {NAME} makes of MIXED_PRECISION without NVFP4")
-    others = sorted(set(algos.values()) - {"FP8", "NVFP4", "W4A16_NVFP4"})
+    if not {"NVFP4", "W4A16_NVFP4"} & set(algos.values()):
+        raise UnaskedError(f"no table of what {NAME} makes of {MIXED} without NVFP4")
+    others = sorted(set(algos.values()) - {"FP8", "NVFP4", "W4A16_NVFP4", "FP8_PB_WO", "FP8_BLOCK_SCALES"})
     if others:
-        raise UnaskedError(f"no table of what {NAME} makes of MIXED_PRECISION with {', '.join(others)[:60]}")
+        raise UnaskedError(f"no table of what {NAME} makes of {MIXED} with {', '.join(others)[:60]}")
+    below: dict[str, str] = {}
+    for name, algo in algos.items():
+        while "." in name:
+            name = name.rpartition(".")[0]
+            below.setdefault(name, algo)
 
     def of(name: str) -> str:
         spellings = _spellings(name)
@@ -270,8 +275,9 @@ def _mixed(entries: Mapping[str, Any], family: Family) -> Callable[[str], str]:
         }
         if len(parts) > 1:
             raise RefusedError(f"{name}: its parts have {' and '.join(sorted(parts))}")
-        below = (algo for each in spellings for key, algo in algos.items() if key.startswith(f"{each}."))
-        return parts.pop() if parts else next(below, "")
+        if parts:
+            return parts.pop()
+        return next((below[each] for each in spellings if each in below), "")
 
     return of
 
@@ -370,6 +376,10 @@ def _gptq(quantization: Mapping[str, Any], family: Family) -> Callable[[Asked], 
 def _awq(quantization: Mapping[str, Any], family: Family) -> Callable[[Asked], str]:
     _check_marlin(quantization, "awq")
     listed = _names(quantization, "modules_to_not_convert")
+    if len(listed) > GLOBS_MAX:
+        raise UnaskedError(
+            f"config.json excludes {len(listed):,} names, each of which is looked for in every module's"
+        )
     return lambda asked: "" if asked.holds == "head" or any(name in asked.name for name in listed) else "awq"
 
 
@@ -397,7 +407,7 @@ def _compiled(expression: str, pattern: str) -> re.Pattern[str]:
 
 READERS: Mapping[str, Callable[[Mapping[str, Any], Family], Callable[[Asked], str]]] = {
     "fp8": _fp8,
-    "modelopt": _modelopt,
+    **dict.fromkeys(("modelopt", "modelopt_fp8", "modelopt_fp4", "modelopt_mixed"), _modelopt),
     "compressed-tensors": _compressed,
     "gptq": _gptq,
     "awq": _awq,

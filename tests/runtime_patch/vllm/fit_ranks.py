@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -22,11 +23,15 @@ HYBRIDS = ("qwen3_next", "kimi_linear", "glm5_next")
 
 def rank_cases(families: Families, cards: tuple[int, ...], first: int) -> Iterator[dict[str, Any]]:
     """Cases from index `first` on: every family on each number of ranks, KV heads fewer and more than ranks in turn."""
-    asked = [(family, ranks, twice) for ranks in RANKS for family in (*OF_ONE_KIND, *HYBRIDS) for twice in range(2)]
+    asked = [
+        (family, ranks, twice) for ranks in RANKS for family in (*OF_ONE_KIND, *HYBRIDS) for twice in range(2)
+    ]
     for index, (family, ranks, twice) in enumerate(asked, first):
         rng = random.Random(f"ranks {family} {ranks} {twice}")
-        config = families[family](rng)
+        config = copy.deepcopy(families[family](rng))
         _heads(config.get("text_config", config), ranks, twice)
+        if "num_heads" in config.get("vision_config", {}):
+            config["vision_config"]["num_heads"] = 8
         preset = Preset(
             "ranks",
             tensor_parallel=ranks,

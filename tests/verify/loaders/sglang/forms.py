@@ -17,9 +17,9 @@ _KEPT = re.compile(
 _BANK = re.compile(
     r"^(.*(?:\.experts\.(?:gate_up|down)_proj|block_sparse_moe\.(?:in|out)put_linear))(?:\.weight)?$"
 )
-LISTS = {"fp8": "modules_to_not_convert", "compressed-tensors": "ignore", "modelopt": "ignore"} | {
-    "awq": "modules_to_not_convert"
-}
+LISTS = {"fp8": "modules_to_not_convert", "awq": "modules_to_not_convert"} | dict.fromkeys(
+    ("compressed-tensors", "modelopt", "modelopt_mixed"), "ignore"
+)
 Leaves = dict[str, tuple[str, tuple[int, ...]]]
 
 
@@ -80,6 +80,10 @@ LEAVES: dict[str, Callable[[int, int], Leaves]] = {
     "fp8-dynamic": _codes(("weight_scale", "F32", ())),
     "modelopt-fp8": _codes(("weight_scale", "F32", ()), ("input_scale", "F32", ())),
     "modelopt-nvfp4": _nvfp4,
+    "modelopt-pbwo": lambda r, c: {
+        **_codes()(r, c),
+        "weight_scale": ("F32", (_blocks(r, c)[0], 1, _blocks(r, c)[1], 1)),
+    },
     "ct-channel": lambda r, c: {**_codes()(r, c), "weight_scale": ("BF16", (r, 1))},
     "ct-tensor": _codes(("weight_scale", "BF16", (1,)), ("input_scale", "BF16", (1,))),
     "ct-block": lambda r, c: {**_codes()(r, c), "weight_scale": ("BF16", _blocks(r, c))},
@@ -131,7 +135,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": True},
     "awq": {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"},
 }
-FORMS = ("plain", *LEAVES, "modelopt-mixed")
+FORMS = ("plain", *CONFIGS, "modelopt-mixed", "modelopt-mixed pbwo")
 WIDE_FORMS = ("plain", "fp8-block", "fp8-dynamic", "modelopt-nvfp4", "ct-w4a16")
 _MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
 
@@ -148,9 +152,10 @@ def parts(headers: Headers) -> tuple[list[str], list[str]]:
     return made, kept
 
 
-def _mixed(module: str) -> str:
-    """FP8 attention and NVFP4 for the rest, as ModelOpt's MIXED_PRECISION is published."""
-    return "modelopt-fp8" if "attn" in module else "modelopt-nvfp4"
+def _mixed(module: str, form: str) -> str:
+    """FP8 attention, by the tensor or by blocks, and NVFP4 for the rest, as MIXED_PRECISION is published."""
+    attention = "modelopt-pbwo" if form.endswith("pbwo") else "modelopt-fp8"
+    return attention if "attn" in module else "modelopt-nvfp4"
 
 
 def quantized(headers: Headers, form: str) -> tuple[Headers, dict[str, Any] | None, list[str], list[str]]:
@@ -158,7 +163,8 @@ def quantized(headers: Headers, form: str) -> tuple[Headers, dict[str, Any] | No
     made, kept = parts(headers)
     if form == "plain":
         return headers, None, made, kept
-    chosen = {module: _mixed(module) if form == "modelopt-mixed" else form for module in made}
+    mixed = form.startswith("modelopt-mixed")
+    chosen = {module: _mixed(module, form) if mixed else form for module in made}
     out: Headers = {}
     for name, (dtype, shape) in headers.items():
         module = name.removesuffix(".weight")
@@ -167,16 +173,27 @@ def quantized(headers: Headers, form: str) -> tuple[Headers, dict[str, Any] | No
             continue
         rows, columns = shape
         out |= {f"{module}.{leaf}": entry for leaf, entry in LEAVES[chosen[module]](rows, columns).items()}
-    if form != "modelopt-mixed":
+    if not mixed:
         return out, dict(CONFIGS[form]), made, kept
     algos = {
         "modelopt-fp8": {"quant_algo": "FP8"},
         "modelopt-nvfp4": {"quant_algo": "NVFP4", "group_size": 16},
     }
+    algos["modelopt-pbwo"] = {"quant_algo": "FP8_PB_WO", "group_size": BLOCK}
     layers = {module: algos[each] for module, each in chosen.items()}
-    config = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    method = "modelopt_mixed" if form.endswith("pbwo") else "modelopt"  # our own profile's word
+    config = {"quant_method": method, "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
     config["kv_cache_scheme"] = None  # without a word of the cache SGLang looks for another file
     return out, config, made, kept
+
+
+def _lost(headers: Headers) -> Iterator[tuple[str, Headers]]:
+    """The headers without one scale: of a whole module, of a part of a fused one, of one expert."""
+    scales = [name for name in headers if name.endswith(".weight_scale_inv")]
+    for place in ("o_proj", "k_proj", "experts.3.", "experts.2.up_proj", "w2"):
+        lost = next((name for name in scales if place in name), None)
+        if lost is not None:
+            yield place, {name: entry for name, entry in headers.items() if name != lost}
 
 
 def mxfp4(headers: Headers) -> Headers:
@@ -195,7 +212,7 @@ def mxfp4(headers: Headers) -> Headers:
 def cases(name: str, config: dict[str, Any], headers: Headers, edited: int = 1) -> Iterator[Case]:
     """Every form of a model, each with its exclusion list as a tool writes it, emptied, and edited by chance."""
     for form in WIDE_FORMS if name.endswith("wide") else FORMS:
-        if form == "modelopt-mixed" and all("attn" in module for module in parts(headers)[0]):
+        if form.startswith("modelopt-mixed") and all("attn" in module for module in parts(headers)[0]):
             continue  # no experts and no MLP to be NVFP4
         out, declared, made, kept = quantized(headers, form)
         key = LISTS.get(declared["quant_method"]) if declared else None
@@ -206,6 +223,11 @@ def cases(name: str, config: dict[str, Any], headers: Headers, edited: int = 1) 
             listed = {key: edit.of(kept)} if key else {}
             found = config | ({"quantization_config": declared | listed} if declared else {})
             yield Case(form, edit, found, out)
+        if form == "fp8-block" and declared:
+            kept_config = config | {"quantization_config": declared | {key: kept}}
+            yield from (
+                Case("fp8-block, a scale lost", Edit(place), kept_config, less) for place, less in _lost(out)
+            )
         if form == "modelopt-mixed" and declared:
             silent = {k: v for k, v in declared.items() if k != "kv_cache_scheme"}
             yield Case(f"{form}, no cache", Edit("as built"), config | {"quantization_config": silent}, out)

@@ -218,7 +218,9 @@ def test_an_architecture_without_a_table_is_not_asked_and_named(tmp_path: Path) 
     tensors, config = _deepseek()
     config["model_type"] = "seed_oss"
     report = _ask(tensors, config, tmp_path)
-    assert report.not_checked["SGLang 0.5.23"].startswith("not asked, because no table of SGLang 0.5.23's modules")
+    assert report.not_checked["SGLang 0.5.23"].startswith(
+        "not asked, because no table of SGLang 0.5.23's modules"
+    )
     alone = _ask(tensors, config, tmp_path, loader="sglang")
     assert list(alone.not_checked) == ["loads"]
     assert "loads" not in alone.checked

@@ -217,6 +217,8 @@ def _modelopt(quantization: Mapping[str, Any], family: Family) -> Callable[[Aske
     excluded = _globs(listed)
     entries = quantization.get("quantized_layers")
     mixed = _mixed(entries if isinstance(entries, dict) else {}, family) if algo == MIXED else None
+    if mixed and quantization.get("quant_method") != "modelopt_mixed" and not _has_nvfp4(entries):
+        raise UnaskedError(f"no table of what {NAME} makes of {MIXED} without NVFP4")
 
     def of(asked: Asked) -> str:
         resolved = mixed(asked.name) if mixed else algo
@@ -224,6 +226,11 @@ def _modelopt(quantization: Mapping[str, Any], family: Family) -> Callable[[Aske
         return "" if skipped or excluded(asked.name) else resolved
 
     return of
+
+
+def _has_nvfp4(entries: Any) -> bool:
+    rows = entries.values() if isinstance(entries, dict) else ()
+    return any(isinstance(row, dict) and row.get("quant_algo") in ("NVFP4", "W4A16_NVFP4") for row in rows)
 
 
 def _globs(listed: list[str]) -> Matches:
@@ -250,8 +257,6 @@ def _mixed(entries: Mapping[str, Any], family: Family) -> Callable[[str], str]:
         for name, row in entries.items()
         if isinstance(row, dict)
     }
-    if not {"NVFP4", "W4A16_NVFP4"} & set(algos.values()):
-        raise UnaskedError(f"no table of what {NAME} makes of {MIXED} without NVFP4")
     others = sorted(set(algos.values()) - {"FP8", "NVFP4", "W4A16_NVFP4", "FP8_PB_WO", "FP8_BLOCK_SCALES"})
     if others:
         raise UnaskedError(f"no table of what {NAME} makes of {MIXED} with {', '.join(others)[:60]}")

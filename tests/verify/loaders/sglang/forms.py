@@ -135,7 +135,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": True},
     "awq": {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"},
 }
-FORMS = ("plain", *CONFIGS, "modelopt-mixed", "modelopt-mixed pbwo")
+FORMS = ("plain", *CONFIGS, "modelopt-mixed", "modelopt-mixed pbwo", "modelopt pbwo alone")
 WIDE_FORMS = ("plain", "fp8-block", "fp8-dynamic", "modelopt-nvfp4", "ct-w4a16")
 _MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
 
@@ -154,8 +154,8 @@ def parts(headers: Headers) -> tuple[list[str], list[str]]:
 
 def _mixed(module: str, form: str) -> str:
     """FP8 attention, by the tensor or by blocks, and NVFP4 for the rest, as MIXED_PRECISION is published."""
-    attention = "modelopt-pbwo" if form.endswith("pbwo") else "modelopt-fp8"
-    return attention if "attn" in module else "modelopt-nvfp4"
+    attention = "modelopt-pbwo" if "pbwo" in form else "modelopt-fp8"
+    return attention if "attn" in module or form.endswith("alone") else "modelopt-nvfp4"
 
 
 def quantized(headers: Headers, form: str) -> tuple[Headers, dict[str, Any] | None, list[str], list[str]]:
@@ -163,7 +163,7 @@ def quantized(headers: Headers, form: str) -> tuple[Headers, dict[str, Any] | No
     made, kept = parts(headers)
     if form == "plain":
         return headers, None, made, kept
-    mixed = form.startswith("modelopt-mixed")
+    mixed = form.startswith("modelopt") and form not in CONFIGS
     chosen = {module: _mixed(module, form) if mixed else form for module in made}
     out: Headers = {}
     for name, (dtype, shape) in headers.items():
@@ -181,7 +181,7 @@ def quantized(headers: Headers, form: str) -> tuple[Headers, dict[str, Any] | No
     }
     algos["modelopt-pbwo"] = {"quant_algo": "FP8_PB_WO", "group_size": BLOCK}
     layers = {module: algos[each] for module, each in chosen.items()}
-    method = "modelopt_mixed" if form.endswith("pbwo") else "modelopt"  # our own profile's word
+    method = "modelopt_mixed" if "pbwo" in form else "modelopt"  # our own profile's word
     config = {"quant_method": method, "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
     config["kv_cache_scheme"] = None  # without a word of the cache SGLang looks for another file
     return out, config, made, kept
@@ -189,7 +189,7 @@ def quantized(headers: Headers, form: str) -> tuple[Headers, dict[str, Any] | No
 
 def _lost(headers: Headers) -> Iterator[tuple[str, Headers]]:
     """The headers without one scale: of a whole module, of a part of a fused one, of one expert."""
-    scales = [name for name in headers if name.endswith(".weight_scale_inv")]
+    scales = sorted(name for name in headers if name.endswith(".weight_scale_inv"))
     for place in ("o_proj", "k_proj", "experts.3.", "experts.2.up_proj", "w2"):
         lost = next((name for name in scales if place in name), None)
         if lost is not None:

@@ -7,7 +7,7 @@ bytes), `models/glm5next/common/attention.py` (pooled index, tail ring) and `mam
 from __future__ import annotations
 
 from dataclasses import replace
-from math import lcm
+from math import gcd, lcm
 
 from shardmill.verify.fit.cache_dtype import AUTO, served_dtype
 from shardmill.verify.fit.families import DRAFTED
@@ -191,11 +191,17 @@ def _sparse_caches(layer: SparseMla, preset: Preset, tokens: int) -> list[LayerC
     page = sparse_rows(layer, preset).page
     caches = [LayerCache("paged", tokens * row, tokens, stride_bytes=page * row or 1)]
     if layer.has_index:
-        stride = max(INDEX_PAGE_STATES[preset.sm]) * entry if layer.pool > 1 else 1
+        stride = _index_stride(layer, preset, tokens, entry) if layer.pool > 1 else 1
         caches.append(LayerCache("paged", tokens // layer.pool * entry, tokens, stride_bytes=stride))
     if layer.pool > 1:
         caches.append(_ring(layer, preset))
     return caches
+
+
+def _index_stride(layer: SparseMla, preset: Preset, tokens: int, entry: int) -> int:
+    """Blocks of pooled entries lie whole pages of the kernel apart, unless a block is one such page."""
+    page = gcd(layer.pool * max(INDEX_PAGE_STATES[preset.sm]), tokens)
+    return 1 if page == tokens else page // layer.pool * entry
 
 
 def _ring(layer: SparseMla, preset: Preset) -> LayerCache:

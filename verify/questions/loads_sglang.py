@@ -117,7 +117,7 @@ def hold(checkpoint: Checkpoint) -> Held:
 
 
 def _modules(checkpoint: Checkpoint, family: Family, method: Method, held: Held) -> list[Module]:
-    """Every module that the checkpoint has tensors for; tensors without one are told at once."""
+    """Every module that the checkpoint has tensors for; tensors without one are findings at once."""
     more = one_more("shared_experts") if _merges(checkpoint.config, method) else ()
     tables = [({row.name: row for row in (*layers.rows, *more)}, layers) for layers in family.layers]
     tops = {row.name: row for row in family.top}

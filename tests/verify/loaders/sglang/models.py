@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 from tests.verify.loaders.architectures import config_of
-from tests.verify.loaders.cases import fold, unfold
+from tests.verify.loaders.cases import as_published, fold, unfold
 
 Headers = dict[str, tuple[str, tuple[int, ...]]]  # name -> (dtype, shape)
 
@@ -115,14 +115,8 @@ def published_config(kind: str, saved: dict[str, Any]) -> dict[str, Any]:
     return copy.deepcopy(saved) | PUBLISHED.get(kind, {})
 
 
-def published_headers(kind: str, saved: Headers) -> Headers:
-    """The names that such a model was published with."""
+def published_names(kind: str, saved: list[str]) -> dict[str, str]:
+    """Name as transformers saves it -> as such a model was published; a tensor that none has is left out."""
     if kind != "gemma3":
-        return saved
-    named = {}
-    for name, entry in saved.items():
-        for part in ("embeddings.", "encoder.", "post_layernorm."):
-            name = name.replace(f"vision_tower.{part}", f"vision_tower.vision_model.{part}")
-        if ".head." not in name:
-            named[name] = entry
-    return named
+        return {name: name for name in saved}
+    return {name: as_published(name) for name in saved if ".head." not in name}

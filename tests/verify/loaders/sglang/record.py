@@ -25,7 +25,7 @@ from tests.verify.loaders.sglang.models import (
     config_for,
     fold_headers,
     published_config,
-    published_headers,
+    published_names,
     widened,
 )
 from tests.verify.loaders.sglang.oracle import Oracle
@@ -42,19 +42,29 @@ def headers_of(folder: Path) -> Headers:
     return {n: (e["dtype"], tuple(e["shape"])) for n, e in entries.items() if n != "__metadata__"}
 
 
+def publish(kind: str, file: Path) -> None:
+    """The file with the names that such a model was published with."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(file)
+    names = published_names(kind, list(tensors))
+    save_file({new: tensors[old] for old, new in names.items()}, file, {"format": "pt"})
+
+
 def ours(kind: str, parent: Path, home: Path) -> Iterator[Case]:
     """What our own pipeline builds of the model under both profiles."""
     for profile in PROFILES:
         child = home / f"{kind}-{profile}"
         build(parent, child, profile)
         config = published_config(kind, json.loads((child / "config.json").read_text()))
-        yield Case(f"ours {profile}", Edit("as built"), config, published_headers(kind, headers_of(child)))
+        yield Case(f"ours {profile}", Edit("as built"), config, headers_of(child))
 
 
 def rows(kind: str, number: int, oracle: Oracle, home: Path) -> Iterator[dict[str, Any]]:
     parent = save(config_for(kind, number), home / kind, seed=1)
+    publish(kind, parent / "model.safetensors")
     config = published_config(kind, json.loads((parent / "config.json").read_text()))
-    headers = published_headers(kind, headers_of(parent))
+    headers = headers_of(parent)
     yield row(f"{kind} {number}", config, headers, cases(f"{kind} {number}", config, headers, EDITED), oracle)
     if kind == "deepseek_v3":
         wide = cases(f"{kind} {number} wide", *widened(config, headers))

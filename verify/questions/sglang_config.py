@@ -7,14 +7,23 @@ Each method matches its exclusion list in a way of its own, against the name tha
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardmill.verify.formats.excludes import GLOBS_MAX, safe_regex
+from shardmill.verify.formats.excludes import GLOBS_MAX
 from shardmill.verify.formats.sglang_methods import ALGOS, FORMATS
-from shardmill.verify.formats.sglang_modules import PACKED, Family, Holds
+from shardmill.verify.formats.sglang_modules import Family, Holds
+from shardmill.verify.questions.sglang_lists import (
+    RefusedError,
+    by_glob,
+    by_suffix,
+    every_part,
+    is_skipped,
+    listed_under,
+    rename,
+    renamed,
+)
 from shardmill.verify.questions.unasked import UnaskedError
 from shardmill.verify.reading.checkpoint import Checkpoint
 
@@ -22,12 +31,6 @@ NAME = "SGLang 0.5.23"
 MIXED = "MIXED_PRECISION"
 MARLIN_BITS = {"gptq": (4, 8), "awq": (4,)}
 MARLIN_GROUPS = (-1, 32, 64, 128)
-MLA_PARTS = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
-Matches = Callable[[str], bool]
-
-
-class RefusedError(Exception):
-    """SGLang raises while it builds or loads this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ def method_of(checkpoint: Checkpoint, family: Family) -> Method:
 def _keeps_apart(quantization: Mapping[str, Any]) -> bool:
     """Where routed experts have fewer bits than shared ones: packed integers, and NVFP4 that excludes the shared."""
     algo, form = str(quantization.get("quant_algo")), quantization.get("format")
-    listed = _names(quantization, "ignore", "exclude_modules")
+    listed = listed_under(quantization, "ignore", "exclude_modules")
     excluded = any("shared_expert" in name and "shared_expert_gate" not in name for name in listed)
     return form == "pack-quantized" or ("NVFP4" in algo and excluded)
 
@@ -138,71 +141,17 @@ def _block_structure(quantization: Mapping[str, Any]) -> Any:
     return next((weights.get("block_structure") for weights, _, _ in _groups(quantization)), None)
 
 
-def _names(quantization: Mapping[str, Any], *keys: str) -> list[str]:
-    """The list under the first of `keys` that is there."""
-    value = next((quantization[key] for key in keys if key in quantization), None)
-    return [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
-
-
-def _renamed(names: Iterable[str], family: Family) -> list[str]:
-    return [_rename(name, family) for name in names]
-
-
-def _rename(name: str, family: Family) -> str:
-    """Its mapper: one rule of each kind at most, the longest that hits."""
-    for kind in ("in", "begin", "end"):
-        rules = sorted((rule for rule in family.renames if rule[0] == kind), key=lambda rule: -len(rule[1]))
-        for _, old, new in rules:
-            if kind == "in" and old in name:
-                name = name.replace(old, new, 1)
-            elif kind == "begin" and name.startswith(old):
-                name = new + name.removeprefix(old)
-            elif kind == "end" and name.endswith(old):
-                name = name.removesuffix(old) + new
-            else:
-                continue
-            break
-    return name
-
-
-def _every_part(name: str, packed: Mapping[str, tuple[str, ...]], hits: Matches) -> bool | None:
-    """Whether the parts of a fused module are hit, None where it is no fused module. Raises where they differ."""
-    last = name.rpartition(".")[2]
-    if last not in packed:
-        return None
-    found = {hits(name.replace(last, part)) for part in packed[last]}
-    if len(found) > 1:
-        raise RefusedError(f"{name}: some of its parts are excluded and some are not")
-    return found.pop()
-
-
-def _skipped(name: str, listed: list[str], packed: Mapping[str, tuple[str, ...]]) -> bool:
-    """Its rule for `fp8`: an entry hits as a run of whole words of the name; of experts also as a longer name."""
-    last = name.rpartition(".")[2]
-    plain = frozenset(listed)
-
-    def hits(asked: str) -> bool:
-        words = asked.split(".")
-        runs = (".".join(words[i:j]) for i in range(len(words)) for j in range(i + 1, len(words) + 1))
-        return any(run in plain for run in runs)
-
-    parts = _every_part(name, packed if last in packed else PACKED, hits)
-    if parts is not None:
-        return parts
-    return hits(name) or ("experts" in name and any(name in each for each in listed if "experts" in each))
-
-
 def _fp8(quantization: Mapping[str, Any], family: Family) -> Callable[[Asked], str]:
-    listed = _names(quantization, "ignored_layers", "modules_to_not_convert")
+    listed = listed_under(quantization, "ignored_layers", "modules_to_not_convert")
     bare = [name.removeprefix("model.").rstrip(".") for name in listed]
-    names = _renamed([each for name in bare for each in (name, f"model.{name}")], family)
+    names = renamed([each for name in bare for each in (name, f"model.{name}")], family)
     static = quantization.get("activation_scheme") == "static"
     algo = "fp8 by tensor, static" if static else "fp8 by tensor"
     if quantization.get("weight_block_size"):
         algo = "fp8 by block"
 
     def of(asked: Asked) -> str:
-        return "" if asked.holds == "head" or _skipped(asked.name, names, family.packed) else algo
+        return "" if asked.holds == "head" or is_skipped(asked.name, names, family.packed) else algo
 
     return of
 
@@ -211,10 +160,10 @@ def _modelopt(quantization: Mapping[str, Any], family: Family) -> Callable[[Aske
     algo = str(quantization.get("quant_algo"))
     if algo not in ALGOS:
         raise UnaskedError(f"no table of what {NAME} makes of quant_algo {algo[:60]!r}")
-    listed = _renamed(_names(quantization, "ignore", "exclude_modules"), family)
+    listed = renamed(listed_under(quantization, "ignore", "exclude_modules"), family)
     if family.renames:
         listed += [name.removeprefix("language_model.") for name in listed]
-    excluded = _globs(listed)
+    excluded = by_glob(listed)
     entries = quantization.get("quantized_layers")
     mixed = _mixed(entries if isinstance(entries, dict) else {}, family) if algo == MIXED else None
     if mixed and quantization.get("quant_method") != "modelopt_mixed" and not _has_nvfp4(entries):
@@ -222,7 +171,7 @@ def _modelopt(quantization: Mapping[str, Any], family: Family) -> Callable[[Aske
 
     def of(asked: Asked) -> str:
         resolved = mixed(asked.name) if mixed else algo
-        skipped = asked.holds not in ("bank", "stack") and _skipped(asked.name, listed, family.packed)
+        skipped = asked.holds not in ("bank", "stack") and is_skipped(asked.name, listed, family.packed)
         return "" if skipped or excluded(asked.name) else resolved
 
     return of
@@ -233,27 +182,10 @@ def _has_nvfp4(entries: Any) -> bool:
     return any(isinstance(row, dict) and row.get("quant_algo") in ("NVFP4", "W4A16_NVFP4") for row in rows)
 
 
-def _globs(listed: list[str]) -> Matches:
-    """Its rule for ModelOpt: a glob of the whole name or of one of its words; the MLA's parts also within a word."""
-    plain = frozenset(name for name in listed if "*" not in name)
-    if sum("*" in name for name in listed) > GLOBS_MAX:
-        raise UnaskedError(f"config.json excludes by more than {GLOBS_MAX:,} globs")
-    globs = [_compiled(name.replace(".", r"\.").replace("*", ".*"), name) for name in listed if "*" in name]
-    tails = {name.rpartition(".")[2] for name in listed} & set(MLA_PARTS)
-
-    def hits(name: str) -> bool:
-        names = {name, name.removeprefix("language_model."), *name.split(".")}
-        if not plain.isdisjoint(names) or any(glob.fullmatch(each) for glob in globs for each in names):
-            return True
-        return any(tail in name.rpartition(".")[2] for tail in tails)
-
-    return hits
-
-
 def _mixed(entries: Mapping[str, Any], family: Family) -> Callable[[str], str]:
     """The algorithm that a map of layers gives a name: its own entry, its parts', or the first one below it."""
     algos = {
-        _rename(name, family): str(row.get("quant_algo", "")).upper()
+        rename(name, family): str(row.get("quant_algo", "")).upper()
         for name, row in entries.items()
         if isinstance(row, dict)
     }
@@ -322,7 +254,7 @@ def _compressed(quantization: Mapping[str, Any], family: Family) -> Callable[[As
             f"no table of what {NAME} makes of compressed-tensors with other targets than Linear"
         )
     algo = _scheme(*groups[0], str(groups[0][2].get("format") or quantization.get("format")))
-    ignored = _by_suffix(_renamed(_names(quantization, "ignore"), family))
+    ignored = by_suffix(renamed(listed_under(quantization, "ignore"), family))
 
     def of(asked: Asked) -> str:
         if asked.holds == "head":
@@ -332,7 +264,7 @@ def _compressed(quantization: Mapping[str, Any], family: Family) -> Callable[[As
             if len(found) > 1:
                 raise RefusedError(f"{asked.name}: some of its projections are excluded and some are not")
             return "" if found.pop() else algo
-        parts = None if ignored(asked.name, False) else _every_part(asked.name, family.packed, ignored)
+        parts = None if ignored(asked.name, False) else every_part(asked.name, family.packed, ignored)
         return "" if (ignored(asked.name) if parts is None else parts) else algo
 
     return of
@@ -358,19 +290,6 @@ def _scheme(weights: Mapping[str, Any], inputs: Any, group: Mapping[str, Any], f
     )
 
 
-def _by_suffix(listed: list[str]) -> Callable[..., bool]:
-    """Its rule for compressed-tensors: whole words at the end of a name, or `re:` at its beginning."""
-    plain = frozenset(name for name in listed if not name.startswith("re:"))
-    expressions = [_compiled(name.removeprefix("re:"), name) for name in listed if name.startswith("re:")]
-
-    def hits(name: str, suffixes: bool = True) -> bool:
-        words = name.split(".")
-        ends = {".".join(words[i:]) for i in range(len(words) if suffixes else 1)}
-        return not plain.isdisjoint(ends) or (suffixes and any(each.match(name) for each in expressions))
-
-    return hits
-
-
 def _gptq(quantization: Mapping[str, Any], family: Family) -> Callable[[Asked], str]:
     _check_marlin(quantization, "gptq")
     if quantization.get("sym") is not True or quantization.get("dynamic") or quantization.get("lm_head"):
@@ -380,7 +299,7 @@ def _gptq(quantization: Mapping[str, Any], family: Family) -> Callable[[Asked], 
 
 def _awq(quantization: Mapping[str, Any], family: Family) -> Callable[[Asked], str]:
     _check_marlin(quantization, "awq")
-    listed = _names(quantization, "modules_to_not_convert")
+    listed = listed_under(quantization, "modules_to_not_convert")
     if len(listed) > GLOBS_MAX:
         raise UnaskedError(
             f"config.json excludes {len(listed):,} names, each of which is looked for in every module's"
@@ -400,14 +319,6 @@ def _check_marlin(quantization: Mapping[str, Any], method: str) -> None:
     if bits not in MARLIN_BITS[method] or group not in MARLIN_GROUPS:
         got = f"{str(bits)[:20]} bits, {str(group)[:20]} a group"
         raise UnaskedError(f"no table of what {NAME} makes of {method} of {got}")
-
-
-def _compiled(expression: str, pattern: str) -> re.Pattern[str]:
-    """Raises UnaskedError for an expression that could run for ever."""
-    compiled = safe_regex(pattern.removeprefix("re:"), expression)
-    if compiled is None:
-        raise UnaskedError(f"config.json excludes by {pattern[:60]!r}, which is too costly to be judged")
-    return compiled
 
 
 READERS: Mapping[str, Callable[[Mapping[str, Any], Family], Callable[[Asked], str]]] = {

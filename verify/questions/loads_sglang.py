@@ -20,7 +20,8 @@ from shardmill.verify.formats.sglang_methods import (
     Parameters,
 )
 from shardmill.verify.formats.sglang_modules import MLA_PACKED, Family
-from shardmill.verify.questions.sglang_config import NAME, Asked, Method, RefusedError, method_of
+from shardmill.verify.questions.sglang_config import NAME, Asked, Method, method_of
+from shardmill.verify.questions.sglang_lists import RefusedError
 from shardmill.verify.questions.sglang_place import Module, modules_of
 from shardmill.verify.questions.sglang_refused import (
     check_blocks,

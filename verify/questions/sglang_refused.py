@@ -5,7 +5,8 @@ from __future__ import annotations
 from shardmill.verify.formats.schemes import FLOATS
 from shardmill.verify.formats.sglang_methods import FLOAT, METHODS, PACKED_IN_BYTES, Parameters
 from shardmill.verify.formats.sglang_modules import BY_COLUMNS, BY_ROWS
-from shardmill.verify.questions.sglang_config import Asked, Method, RefusedError
+from shardmill.verify.questions.sglang_config import Asked, Method
+from shardmill.verify.questions.sglang_lists import RefusedError
 from shardmill.verify.questions.sglang_place import Module
 from shardmill.verify.reading.header import Tensor
 

@@ -19,6 +19,7 @@ from shardmill.verify.questions.entries import entry_faults
 from shardmill.verify.questions.lint_config import tied_pair
 from shardmill.verify.questions.lint_names import names_of
 from shardmill.verify.questions.looks import plans_of, sight_faults
+from shardmill.verify.questions.manifest_claims import claims_faults
 from shardmill.verify.questions.parentage import Parentage, parentage
 from shardmill.verify.questions.side_files import side_faults
 from shardmill.verify.questions.structure import structure_faults
@@ -88,6 +89,7 @@ def _open(source: Source, report: Report, headers_only: bool) -> Opened:
         report.leaves_out("config", "there is no config.json" if absent else "config.json cannot be used")
     if checkpoint.manifest is not None:
         report.add(*_manifest_faults(checkpoint, checkpoint.manifest))
+        report.add(*claims_faults(checkpoint, checkpoint.manifest, linears))
     elif MANIFEST in checkpoint.files:
         report.leaves_out("digests", f"{MANIFEST} cannot be used")
     else:
@@ -174,7 +176,9 @@ def _data(
             report.add(*_digest_faults(checkpoint.manifest, result))
         for name, first in result.unequal.items():
             got = f"byte {first:,} of the tensor differs"
-            report.add(Finding("carried-changed", result.file, name, "the parent's bytes", got))
+            unproven = origin is not None and name in origin.unproven
+            slug = "source-not-given" if unproven else "carried-changed"
+            report.add(Finding(slug, result.file, name, "the parent's bytes", got))
     report.add(*_tied_faults(opened, results))
     report.add(*sight_faults(checkpoint, opened.linears, opened.sightings))
     report.checks("scales")

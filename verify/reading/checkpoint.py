@@ -53,6 +53,7 @@ class Checkpoint:
     quantization: dict[str, Any] = field(default_factory=dict)  # the config's quantization_config
     manifest: Manifest | None = None
     elsewhere: set[str] = field(default_factory=set)  # of a parent: what a checkpoint gave that is not here
+    replaced: dict[str, Tensor] = field(default_factory=dict)  # its own of these names, which are not judged
     copies: frozenset[str] = frozenset()  # files of the same weights in another form, which are not judged
 
     def readable(self, tensor: Tensor) -> bool:

@@ -100,7 +100,7 @@ class Model:
             "parent_verified": False,
             "recipe": {"name": "zoo", "layers": []},
             "families": [],
-            "numerics": ["amax/1"],
+            "numerics": sorted({row["numerics"] for row in given["conversions"].values()}),
             "algorithms": {"tensor": "xxh3-128", "file": "sha256"},
             "files": {
                 path.name: {

@@ -351,12 +351,27 @@ def _added(kin: Kin) -> Iterator[Finding]:
         linear = kin.linears.get(module)
         weight = linear.weight.name if linear is not None and linear.weight is not None else ""
         if conversions is not None:
-            declared = weight in conversions
+            declared = weight in conversions and _has_origin(kin, name, linear)
         else:
             declared = belongs_to(name, kin.parent.tensors, kin.child.tensors)
         if not declared:
             said = "a tensor of the parent or a converted scale"
             yield Finding("added-undeclared", tensor.file, name, said, str(tensor))
+
+
+def _has_origin(kin: Kin, name: str, linear: Linear | None) -> bool:
+    """Whether the parent has what a converted weight can be of: itself under any name, or the stack that it was in."""
+    if linear is None or linear.weight is None:
+        return False
+    before = {new: old for old, new in (kin.manifest.renamed if kin.manifest is not None else {}).items()}
+    olds = {before.get(each, each) for each in (linear.float_name, linear.weight.name, name)}
+    theirs = kin.parent.tensors
+    if any(old in theirs or old in kin.parent.elsewhere or split_name(old)[0] in kin.theirs for old in olds):
+        return True
+    bank = linear.module.partition(".experts.")[0]
+    return belongs_to(name, theirs, kin.child.tensors) or any(
+        module.startswith(f"{bank}.experts") for module in kin.theirs if ".experts." in linear.module
+    )
 
 
 def _from_elsewhere(kin: Kin) -> Iterator[str]:

@@ -33,6 +33,24 @@ NOT_LINEAR = re.compile(r"embed|norm|\bwte\b|\bwpe\b|relative_attention_bias|pos
 LEFT_BY_ENGINES = re.compile(r"(^|\.)(lm_head|head|gate|eh_proj|weights_proj|router|classifier|score)$")
 
 
+# Where a wrapper's config keeps that of its language model.
+TEXT_PARTS = ("text_config", "llm_config", "language_config", "language_model_config")
+SPEAKERS = ("thinker_config",)  # parts that wrap such a part themselves
+
+
+def text_part(config: Mapping[str, object]) -> Mapping[str, object]:
+    """The config of the language model: a part of the whole, or the whole."""
+    for key in TEXT_PARTS:
+        part = config.get(key)
+        if isinstance(part, dict):
+            return part
+    for key in SPEAKERS:
+        part = config.get(key)
+        if isinstance(part, dict) and "hidden_size" not in config:
+            return text_part(part)
+    return config
+
+
 @dataclass(frozen=True)
 class Names:
     """What the rules look at."""
@@ -48,8 +66,7 @@ class Names:
 
     @property
     def text_config(self) -> Mapping[str, object]:
-        text = self.checkpoint.config.get("text_config")
-        return text if isinstance(text, dict) else self.checkpoint.config
+        return text_part(self.checkpoint.config)
 
     @property
     def whole(self) -> bool:

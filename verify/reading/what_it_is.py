@@ -26,9 +26,10 @@ _MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"\x28\xb5\x2f\xfd", "a zstd archive"),
     (b"%PDF", "a PDF"),
 )
-_PAGE = re.compile(rb"^\s*(<!doctype html|<html|<head|<body)", re.IGNORECASE)
-_XML = re.compile(rb"^\s*(<\?xml|<Error)", re.IGNORECASE)
-_JSON_ERROR = re.compile(rb"^\s*\{\s*\"(error|message|detail|errors)\"", re.IGNORECASE)
+_BEFORE = rb"^(\xef\xbb\xbf)?\s*(<!--.*?-->\s*)*"  # a byte-order mark, comments
+_PAGE = re.compile(_BEFORE + rb"(<!doctype html|<html|<head|<body)", re.IGNORECASE | re.DOTALL)
+_XML = re.compile(_BEFORE + rb"(<\?xml|<Error)", re.IGNORECASE | re.DOTALL)
+_JSON_ERROR = re.compile(rb"^(\xef\xbb\xbf)?\s*\{\s*\"(error|message|detail|errors)\"", re.IGNORECASE)
 _SHARD = re.compile(r"-\d+-of-\d+\.safetensors$")
 
 FORMATS = {

@@ -86,6 +86,18 @@ def coverage_of(
     return coverage
 
 
+def count_nested(coverage: Coverage, checkpoint: Checkpoint, read: bool) -> None:
+    """Counts the weights of modules in folders beside the model, whose floats are looked at where data are read."""
+    for header in checkpoint.nested.values():
+        for tensor in header.tensors:
+            if tensor.dtype not in FLOATS:
+                coverage.not_judged[f"{tensor.dtype} in a folder beside the model"] += 1
+            elif read and header.sound:
+                coverage.judged[f"{tensor.dtype} floats"] += 1
+            else:
+                coverage.in_part[f"{tensor.dtype} floats: {HEADERS_ALONE}"] += 1
+
+
 def _count(
     coverage: Coverage,
     tensor: Tensor,

@@ -13,8 +13,9 @@ from functools import partial
 from shardmill.verify.formats.encode import RECIPES
 from shardmill.verify.formats.look import Look, Plan, Sightings
 from shardmill.verify.formats.schemes import Linear, grid_of, pair_faults, quantized
+from shardmill.verify.formats.values import float_rules
 from shardmill.verify.questions.beside_parent import beside_parent
-from shardmill.verify.questions.coverage import coverage_of
+from shardmill.verify.questions.coverage import count_nested, coverage_of
 from shardmill.verify.questions.entries import entry_faults
 from shardmill.verify.questions.lint_config import tied_pair
 from shardmill.verify.questions.lint_names import names_of
@@ -68,6 +69,7 @@ def integrity(
         for topic in ("scales", "codes", "floats"):
             report.leaves_out(topic, "headers only")
         report.coverage = coverage_of(opened.checkpoint, opened.linears, None)
+        count_nested(report.coverage, opened.checkpoint, False)
         _stated_digests(opened.checkpoint, report)
     else:
         _data(opened, origin, parent, report, progress)
@@ -162,15 +164,20 @@ def _data(
     checkpoint = opened.checkpoint
     jobs = list(_jobs(opened, origin))
     looked_at = {
-        task.tensor.name for job in jobs for task in job.tasks if task.watch or task.twin is not None
+        task.tensor.name
+        for job in jobs
+        if job.file in checkpoint.headers
+        for task in job.tasks
+        if task.watch or task.twin is not None
     }
     report.coverage = coverage_of(checkpoint, opened.linears, looked_at)
+    count_nested(report.coverage, checkpoint, True)
     sources = origin.source_jobs() if origin is not None else []
     done = Progress(sum(job.bytes for job in (*jobs, *sources)), progress)
     results = stream(checkpoint.source, jobs, parent, done)
     for result in results.values():
         report.add(*result.findings)
-        for name, sighting in result.outcomes.items():
+        for name, sighting in result.outcomes.items() if result.file in checkpoint.headers else ():
             opened.sightings.add(name, sighting)
         if checkpoint.manifest is not None:
             report.add(*_digest_faults(checkpoint.manifest, result))
@@ -254,6 +261,11 @@ def _jobs(opened: Opened, origin: Parentage | None) -> Iterator[FileJob]:
                 task = _task(tensor, tensor.name in listed or tensor.name in twice, opened, twins)
                 if task is not None:
                     tasks.append(task)
+        if file in checkpoint.nested and checkpoint.nested[file].sound:
+            laws = float_rules({t.name: t for t in checkpoint.nested[file].tensors}, ())
+            for tensor in checkpoint.nested[file].tensors:
+                if tensor.name in laws:
+                    tasks.append(Task(tensor, False, partial(Look, Plan(tensor, laws[tensor.name]))))
         if sha256 or tasks:
             yield FileJob(file, size, sha256, tuple(tasks))
 

@@ -86,6 +86,8 @@ def _one(checkpoint: Checkpoint, file: str, size: int, values: dict[str, Any]) -
 def _nested_header(checkpoint: Checkpoint, file: str, size: int) -> Iterator[Finding]:
     length = header_length(file, read(checkpoint.source, file, 0, min(LENGTH_BYTES, size)), size)
     header = parse_header(file, read(checkpoint.source, file, LENGTH_BYTES, LENGTH_BYTES + length), size)
+    if file not in checkpoint.headers:
+        checkpoint.nested[file] = header
     yield from header.findings
 
 

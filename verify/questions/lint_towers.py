@@ -104,7 +104,8 @@ def _widths(stack: Stack, config: Mapping[str, Any], part: str) -> Iterator[Find
         for kind, tensor in kinds.items()
         if _FIRST.search(kind) and tensor.dtype in FLOATS and len(tensor.shape) == 2
     ]
-    yield from _each(first, _numbers(config, MLPS), part, every | {2 * number for number in every})
+    said = _numbers(config, MLPS)
+    yield from _each(first, said, part, every | {2 * number for number in said.values()})
 
 
 def _each(tensors: list[Tensor], said: Mapping[str, int], part: str, fitting: set[int]) -> Iterator[Finding]:

@@ -9,16 +9,12 @@ from typing import Any
 
 from shardmill.verify.formats.declared import CONFIG
 from shardmill.verify.formats.linear import FLOATS
-from shardmill.verify.formats.schemes import split_name
 from shardmill.verify.questions.lint_names import Names
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.rules.findings import Finding
 
 Shape = tuple[int, ...]
 
-_EXPERT = re.compile(
-    r"^(?P<bank>.*\blayers\.\d+\..*?\bexperts)\.(?P<number>\d+)\.(?P<part>\w+)\.(weight|weight_packed)$"
-)
 _ROWS = ("gate_proj", "up_proj", "w1", "w3")  # parts whose rows are the experts' width
 _TOWER = re.compile(r"(^|\.)(vision|visual|audio|talker|mtp|draft)")
 NAMED_MAX = 20
@@ -40,12 +36,14 @@ def _shapes(names: Names) -> dict[tuple[str, str], list[tuple[Shape, Tensor]]]:
     """(bank, part) -> the shape of each expert's weight, decoded."""
     found: dict[tuple[str, str], list[tuple[Shape, Tensor]]] = {}
     for name, tensor in names.checkpoint.tensors.items():
-        if ".experts." not in name:
+        if not name.endswith((".weight", ".weight_packed")) or ".experts." not in name:
             continue
-        match = _EXPERT.match(name)
-        if match is None:
+        bank, _, rest = name.partition(".experts.")
+        number, _, own = rest.partition(".")
+        part, _, leaf = own.partition(".")
+        if "." in leaf or not number.isdigit() or "layers." not in bank:
             continue
-        linear = names.linears.get(split_name(name)[0])
+        linear = names.linears.get(name.removesuffix(f".{leaf}"))
         known = linear is not None and linear.weight is not None and linear.kind not in ("other", "bare")
         if known and linear is not None and linear.kind != "int-pack":
             shape = linear.shape
@@ -53,7 +51,7 @@ def _shapes(names: Names) -> dict[tuple[str, str], list[tuple[Shape, Tensor]]]:
             shape = tensor.shape
         else:
             continue
-        found.setdefault((match["bank"], match["part"]), []).append((shape, tensor))
+        found.setdefault((f"{bank}.experts", part), []).append((shape, tensor))
     return found
 
 

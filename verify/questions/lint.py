@@ -34,6 +34,8 @@ from shardmill.verify.reading.source import Source
 from shardmill.verify.rules.findings import Finding, Report
 from shardmill.verify.rules.table import RULES, rule_named
 
+OF_NAMES = (name_faults, config_faults, expert_faults, tower_faults, sibling_faults, word_faults)
+
 
 @dataclass(frozen=True, slots=True)
 class Ignore:
@@ -71,14 +73,8 @@ def lint(
     report.add(*entry_faults(checkpoint, linears))
     declared = declaration(checkpoint.quantization)[0] if checkpoint.quantization else None
     names = names_of(checkpoint, linears, declared)
-    report.add(
-        *name_faults(names),
-        *config_faults(names),
-        *expert_faults(names),
-        *tower_faults(names),
-        *sibling_faults(names),
-        *word_faults(names),
-    )
+    for faults in OF_NAMES:
+        report.add(*faults(names))
     report.add(*claim_faults(checkpoint.quantization, declared, linears))
     report.add(*cache_faults(checkpoint.tensors, checkpoint.quantization))
     report.checks("names")

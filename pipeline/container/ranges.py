@@ -30,6 +30,7 @@ class _Redirect(urllib.request.HTTPRedirectHandler):
         found = super().redirect_request(req, fp, code, msg, headers, newurl)
         if found is not None and _host(newurl) != _host(req.full_url):
             found.remove_header("Authorization")  # neither to another host nor over another scheme
+        fp.close()  # else the page of a redirect is read to its end, which a server may never reach
         return found
 
 

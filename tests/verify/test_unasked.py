@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,64 @@ def test_weights_of_a_form_that_nobody_knows_are_counted_and_never_clean(tmp_pat
     assert _json("integrity", tmp_path, "--strict")[0] == 1
     shown = CliRunner().invoke(verify, ["integrity", str(tmp_path)]).output
     assert shown.startswith("not judged: 1 of 35 weights (I32 of no known form)")
+
+
+UNKNOWN: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {
+    "quanto": {"weight._data": ("I8", (128, 128)), "weight._scale": ("F32", (128, 1))},
+    "HQQ": {"W_q": ("U8", (64, 128)), "scale": ("F16", (1, 128)), "zero": ("F16", (1, 128))},
+    "torchao": {"weight.tensor_impl.int_data": ("I8", (128, 128))},
+    "AQLM": {"codes": ("I16", (128, 16, 1)), "codebooks": ("F16", (1, 256, 1, 8))},
+    "VPTQ": {"indices": ("I32", (1, 128, 64))},
+    "SpQR": {"dense_weights": ("I64", (512,)), "row_offsets": ("I32", (129,))},
+    "EXL2": {"q_weight": ("I32", (32, 128)), "q_scale": ("I32", (8, 16)), "q_invperm": ("I16", (128,))},
+    "EXL3": {"trellis": ("I16", (8, 8, 64)), "suh": ("F16", (128,))},
+    "Marlin": {"B": ("I32", (8, 256)), "s": ("F16", (1, 128)), "workspace": ("I32", (128,))},
+    "codes of no name": {"absmaxx": ("F32", (128,)), "codes8": ("F8_E4M3", (128, 128))},
+    "complex": {"weight": ("C64", (128, 128))},
+    "unsigned": {"weight": ("U16", (128, 128))},
+    "powers": {"weight": ("F8_E8M0", (128, 128))},
+    "FP4 without a scale": {"weight": ("F4", (128, 128))},
+    "FP6": {"weight": ("F6_E2M3", (128, 128)), "weight_scale": ("F8_E8M0", (128, 4))},
+    "FNUZ": {"weight": ("F8_E4M3FNUZ", (128, 128)), "weight_scale": ("F32", ())},
+    "a small one": {"weight": ("I8", (4, 4))},
+}
+BITS = {"F4": 4, "F6_E2M3": 6, "I16": 16, "U16": 16, "F16": 16, "I32": 32, "F32": 32, "I64": 64, "C64": 64}
+
+
+@pytest.mark.parametrize("tool", UNKNOWN)
+def test_a_weight_under_any_name_and_of_any_dtype_is_counted(tool: str, tmp_path: Path) -> None:
+    """One weight of a form that nobody knows is one that is not judged, in text, in JSON and under --strict."""
+    model = whole()
+    shard = model.shards["model.safetensors"]
+    shard.pop("model.layers.0.mlp.up_proj.weight")
+    for leaf, (dtype, shape) in UNKNOWN[tool].items():
+        data = b"\x3c" * (prod(shape) * BITS.get(dtype, 8) // 8)
+        shard[f"model.layers.0.mlp.up_proj.{leaf}"] = Blob(dtype, shape, data)
+    model.write(tmp_path)
+    _, value = _json("integrity", tmp_path)
+    assert sum(value["coverage"]["not_judged"].values()) == 1
+    assert _json("integrity", tmp_path, "--strict")[0] == 1
+    assert CliRunner().invoke(verify, ["integrity", str(tmp_path)]).output.startswith("not judged: 1 of ")
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "shape"),
+    [
+        ("model.rotary.position_ids", "I64", (1, 512)),
+        ("model.layers.0.attn.bias", "BOOL", (1, 1, 64, 64)),
+        ("model.bn.num_batches_tracked", "I64", ()),
+        ("model.layers.0.relative_position_index", "I64", (49, 49)),
+        ("model.layers.0.mlp.gate.tid2eid", "I64", (256, 6)),
+    ],
+)
+def test_a_buffer_of_whole_numbers_is_no_weight(
+    name: str, dtype: str, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    model = whole()
+    data = bytes(range(1, 9)) * (prod(shape) if dtype == "I64" else prod(shape) // 8)
+    model.shards["model.safetensors"][name] = Blob(dtype, shape, data)
+    model.write(tmp_path)
+    assert _json("integrity", tmp_path)[1]["coverage"]["not_judged"] == {}
 
 
 def test_headers_alone_judge_a_weight_in_part(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from shardmill.verify.reading.limits import LIMITS, Limits
 from shardmill.verify.reading.parents import Parents
 from shardmill.verify.reading.progress import Heard
 from shardmill.verify.reading.source import Folder, Source
+from shardmill.verify.reading.what_it_is import HEAD_BYTES, what_it_is
 from shardmill.verify.rules.findings import Report, printable
 
 if TYPE_CHECKING:
@@ -79,8 +80,21 @@ def source_at(place: str) -> Source:
             f"{place}: is a mirror of headers, whose data is on a hub; give the place itself, hf://org/repo@revision."
         )
     if path.is_file() and path.suffix != ".safetensors":
-        raise click.UsageError(f"{place}: give a checkpoint's folder or a .safetensors file.")
+        raise click.UsageError(f"{place}: {_said(path)}give a checkpoint's folder or a .safetensors file.")
     return Folder(path)
+
+
+def _said(file: Path) -> str:
+    """`a GGUF file (llama.cpp), and only safetensors are judged; ` where the first bytes or the name say what it is."""
+    try:
+        with file.open("rb") as opened:
+            what = what_it_is(opened.read(HEAD_BYTES))
+    except OSError as error:
+        return f"{error.strerror}; "
+    if what.startswith("a Git LFS"):
+        return f"{what}; "
+    what = what or ("an index" if file.name.endswith(".index.json") else "")
+    return f"{what}, and only safetensors are judged; " if what else ""
 
 
 def unasked(report: Report, topic: str) -> Report:

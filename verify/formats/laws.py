@@ -186,5 +186,12 @@ DECODED = (
     "bf16/1",
 )  # codes, or floats, as BF16; the second is format 1's word
 REBLOCK, RECONCILE = "reblock/1", "reconcile/1"
-RECAST = "recast/1"  # codes kept under other scales where a block can; `roundtrip` holds what it claims
+RECAST = "recast/1"  # codes kept under other scales where a block can; the others encoded anew
+_ENCODED_ANEW: Mapping[str, Law] = {  # by the dtype of the scales
+    "F32": Law(_block_fp8("amax/1"), ("F32",)),
+    **{dtype: Law(_block_fp8("ue8m0/1"), (dtype,)) for dtype in _POWERS},
+}
+KEPT_IN_BLOCKS: Mapping[str, Mapping[str, Law]] = dict.fromkeys(
+    ("fp8-block", "fp8-grid", "fp8-pbwo"), _ENCODED_ANEW
+)
 NUMERICS = frozenset((*(numerics for _, numerics in LAWS), *DECODED, REBLOCK, RECONCILE))

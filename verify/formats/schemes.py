@@ -83,7 +83,7 @@ def quantized(tensors: Mapping[str, Tensor]) -> dict[str, Linear]:
         if leaf in _PARTS:
             if leaf not in _COMMON or _beside_codes(module, leaf, tensor, tensors):
                 parts.setdefault(module, {})[leaf] = tensor
-        elif leaf in WEIGHTS and tensor.dtype in _ALONE:
+        elif leaf in WEIGHTS and (tensor.dtype in _ALONE or leaf == "weight_packed"):
             parts.setdefault(module, {})
         elif leaf in WEIGHTS and tensor.dtype in _WITH_A_SCALE:
             unscaled.append(module)

@@ -14,6 +14,7 @@ from shardmill.verify.questions.companions import native_layout
 from shardmill.verify.reading import bounded_json
 from shardmill.verify.reading.bounded_json import BadJsonError
 from shardmill.verify.reading.checkpoint import Checkpoint
+from shardmill.verify.reading.manifest import MANIFEST
 from shardmill.verify.reading.source import read
 from shardmill.verify.rules.findings import Finding, Report, UnreadableError
 
@@ -50,6 +51,15 @@ PROCESSORS = (
     "video_preprocessor_config.json",
     "modules.json",
 )
+# What a build writes itself, and what a publisher adds afterwards: a card, a licence, a signature.
+WRITTEN = frozenset(
+    (
+        *("config.json", "hf_quant_config.json", MANIFEST, "README.md", "model.sig"),
+        *("provenance.intoto.json", "provenance.intoto.jsonl", "LICENSE", "NOTICE"),
+    )
+)
+WEIGHTS_OR_INDEX = (".safetensors", ".safetensors.index.json")
+SMALL_BYTES_MAX = 4 << 20  # of files that are no tokenizer's; of a larger one the size alone is compared
 TOKENS = ("eos_token", "bos_token", "pad_token", "unk_token")
 IDS = ("eos_token_id", "bos_token_id", "pad_token_id")
 BYTES_MAX = 48 << 20
@@ -74,6 +84,8 @@ def beside_parent(child: Checkpoint, parent: Checkpoint, report: Report) -> Iter
             report.leaves_out(file, f"{unlisted[0]} has no list of its files")
         elif file in parent.files:
             yield from _file(child, parent, file, report)
+    if strict and not unlisted:
+        yield from _carried(child, parent)
     if unlisted:
         report.leaves_out("the chat template beside the parent's", f"{unlisted[0]} has no list of its files")
     else:
@@ -166,6 +178,24 @@ def _file(child: Checkpoint, parent: Checkpoint, file: str, report: Report) -> I
     said = _unlike(file, ours, theirs) if child.manifest is None else "other bytes"
     if said:
         yield Finding("parent-side-file", file, "", "as the parent's", said)
+
+
+def _carried(child: Checkpoint, parent: Checkpoint) -> Iterator[Finding]:
+    """Side files of a child with our manifest: each is the parent's, but for those that a build writes itself."""
+    of_loaders = {*TOKENIZERS, *PROCESSORS, "generation_config.json", "tokenizer_config.json"}
+    for file, size in child.files.items():
+        if file in of_loaders or file in WRITTEN or file in child.headers or file.endswith(WEIGHTS_OR_INDEX):
+            continue
+        if file not in parent.files:
+            yield Finding("parent-side-file", file, "", "a file of the parent", "one that the parent lacks")
+        elif size != parent.files[file]:
+            got = f"{size:,} bytes, the parent's has {parent.files[file]:,}"
+            yield Finding("parent-side-file", file, "", "the parent's file", got)
+        elif size <= SMALL_BYTES_MAX and _bytes(child, file) != _bytes(parent, file):
+            yield Finding("parent-side-file", file, "", "the parent's file", "other bytes")
+    for file in of_loaders:
+        if file in child.files and file not in parent.files:
+            yield Finding("parent-side-file", file, "", "a file of the parent", "one that the parent lacks")
 
 
 def _bytes(checkpoint: Checkpoint, file: str) -> bytes | None:

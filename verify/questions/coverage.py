@@ -2,13 +2,15 @@
 
 A weight is judged where its codes, its scales or its floats were looked at element by element; in part where only
 some of these were, or only its name, dtype and shape; else it is not judged. Scales, zeros and tables of indices
-belong to their weight and are not counted; neither are buffers of whole numbers that no module multiplies with.
+belong to their weight and are not counted; neither are known buffers of whole numbers that no module multiplies with.
+Every other tensor of whole numbers is counted as a weight, so that one under an unknown tool's name is not passed over.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from math import prod
 
 from shardmill.verify.formats.schemes import FLOATS, Linear, is_scale, split_name
 from shardmill.verify.formats.table import FORMS
@@ -25,6 +27,13 @@ _COMPANION = re.compile(
     r"|weight_shape|weight_zero_point|weight_g_idx|zero_point|[kvq]_scale|activation_scale|SCB|weight_format)$"
 )
 _WEIGHT = re.compile(r"(^|[._])(weight|weight_packed|qweight|blocks|q_?weight|kernel)$|_(proj|blocks)$")
+# Whole numbers that no module multiplies with: places, masks, tables, counters, states of a training engine.
+_BUFFER = re.compile(
+    r"(^|[._])(position_ids|token_type_ids|relative_position_index|tid2eid|num_batches_tracked|n_averaged|expert_map"
+    r"|masked_bias|attn\.bias|attention\.bias|mask|_extra_state|workspace|row_offsets|q_groups?|q_group_map|q_invperm|q_perm"
+    r"|q_scale|meta)$"
+)
+NUMBERS_MIN = 64  # a tensor of fewer whole numbers is a setting, not a weight
 
 
 def form_of(tensor: Tensor, tensors: Mapping[str, Tensor], linear: Linear | None) -> str:
@@ -77,6 +86,18 @@ def coverage_of(
     return coverage
 
 
+def count_nested(coverage: Coverage, checkpoint: Checkpoint, read: bool) -> None:
+    """Counts the weights of modules in folders beside the model, whose floats are looked at where data are read."""
+    for header in checkpoint.nested.values():
+        for tensor in header.tensors:
+            if tensor.dtype not in FLOATS:
+                coverage.not_judged[f"{tensor.dtype} in a folder beside the model"] += 1
+            elif read and header.sound:
+                coverage.judged[f"{tensor.dtype} floats"] += 1
+            else:
+                coverage.in_part[f"{tensor.dtype} floats: {HEADERS_ALONE}"] += 1
+
+
 def _count(
     coverage: Coverage,
     tensor: Tensor,
@@ -89,7 +110,8 @@ def _count(
     if not known and tensor.dtype not in FLOATS and not (linear or _is_weight(tensor)):
         return
     form = form_of(tensor, tensors, linear)
-    if not known and tensor.dtype not in FLOATS and (seen is None or tensor.name not in seen):
+    looked_at = seen is not None and tensor.name in seen and tensor.dtype in CODE_LAWS
+    if not known and tensor.dtype not in FLOATS and not looked_at:
         coverage.not_judged[form] += 1
         return
     part = HEADERS_ALONE if seen is None else _unseen(tensor, linear, seen)
@@ -102,7 +124,10 @@ def _count(
 
 
 def _is_weight(tensor: Tensor) -> bool:
-    return len(tensor.shape) >= 2 and _WEIGHT.search(split_name(tensor.name)[1]) is not None
+    """Whether a tensor that is no float may be a weight, whatever a tool calls it: all but known buffers may."""
+    if len(tensor.shape) >= 2 and _WEIGHT.search(split_name(tensor.name)[1]):
+        return True
+    return prod(tensor.shape) >= NUMBERS_MIN and _BUFFER.search(tensor.name) is None
 
 
 def _unseen(tensor: Tensor, linear: Linear | None, seen: Collection[str]) -> str:

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardmill.verify.formats.encode import RECIPES
 from shardmill.verify.formats.look import Plan, Sightings
 from shardmill.verify.formats.schemes import Linear, grid_of, pair_faults, quantized
-from shardmill.verify.questions.coverage import coverage_of
+from shardmill.verify.formats.values import float_rules
+from shardmill.verify.questions.coverage import count_nested, coverage_of
 from shardmill.verify.questions.entries import entry_faults
 from shardmill.verify.questions.looks import plans_of, sight_faults
+from shardmill.verify.questions.manifest_claims import claims_faults
 from shardmill.verify.questions.side_files import side_faults
 from shardmill.verify.questions.structure import structure_faults
 from shardmill.verify.questions.tied import tied_pair
@@ -64,6 +66,7 @@ def integrity(
         for topic in ("scales", "codes", "floats"):
             report.leaves_out(topic, "headers only")
         report.coverage = coverage_of(checkpoint, linears, None)
+        count_nested(report.coverage, checkpoint, False)
         _stated_digests(checkpoint, report)
     else:
         opened = Opened(checkpoint, linears, plans_of(checkpoint, linears), Sightings())
@@ -85,6 +88,7 @@ def _headers(checkpoint: Checkpoint, linears: dict[str, Linear], report: Report)
         report.leaves_out("config", "there is no config.json" if absent else "config.json cannot be used")
     if checkpoint.manifest is not None:
         report.add(*_manifest_faults(checkpoint, checkpoint.manifest))
+        report.add(*claims_faults(checkpoint, checkpoint.manifest, linears))
     elif MANIFEST in checkpoint.files:
         report.leaves_out("digests", f"{MANIFEST} cannot be used")
     else:
@@ -176,35 +180,39 @@ def _data(
         if parent is None:
             _headers(checkpoint, linears, report)
             _beside(checkpoint, linears, parent, report)
-        report.coverage = coverage_of(checkpoint, linears, _looked_at(jobs))
+        report.coverage = coverage_of(checkpoint, linears, _looked_at(checkpoint, jobs))
+        count_nested(report.coverage, checkpoint, True)
         found = results()
-    _judge(opened, found, report)
+    _judge(opened, origin, found, report)
     if origin is not None and parent is not None:
         report.add(*origin.source_faults(stream(parent, sources, None, done)))
         report.checks("parent")
 
 
-def _looked_at(jobs: Iterable[FileJob]) -> set[str]:
+def _looked_at(checkpoint: Checkpoint, jobs: Iterable[FileJob]) -> set[str]:
     return {
         task.tensor.name
         for job in jobs
+        if job.file in checkpoint.headers
         for task in job.tasks
         if task.watch is not None or task.twin is not None
     }
 
 
-def _judge(opened: Opened, results: dict[str, FileResult], report: Report) -> None:
+def _judge(opened: Opened, origin: Parentage | None, results: dict[str, FileResult], report: Report) -> None:
     """What the pass over the data found."""
     checkpoint = opened.checkpoint
     for result in results.values():
         report.add(*result.findings)
-        for name, sighting in result.outcomes.items():
+        for name, sighting in result.outcomes.items() if result.file in checkpoint.headers else ():
             opened.sightings.add(name, sighting)
         if checkpoint.manifest is not None:
             report.add(*_digest_faults(checkpoint.manifest, result))
         for name, first in result.unequal.items():
             got = f"byte {first:,} of the tensor differs"
-            report.add(Finding("carried-changed", result.file, name, "the parent's bytes", got))
+            unproven = origin is not None and name in origin.unproven
+            slug = "source-not-given" if unproven else "carried-changed"
+            report.add(Finding(slug, result.file, name, "the parent's bytes", got))
     report.add(*_tied_faults(opened, results))
     report.add(*sight_faults(checkpoint, opened.linears, opened.sightings))
     report.checks("scales")
@@ -277,15 +285,19 @@ def _jobs(opened: Opened, origin: Parentage | None) -> Iterator[FileJob]:
                 task = _task(tensor, tensor.name in listed or tensor.name in twice, opened, twins)
                 if task is not None:
                     tasks.append(task)
+        if file in checkpoint.nested and checkpoint.nested[file].sound:
+            laws = float_rules({t.name: t for t in checkpoint.nested[file].tensors}, ())
+            for tensor in checkpoint.nested[file].tensors:
+                if tensor.name in laws:
+                    tasks.append(Task(tensor, False, Plan(tensor, laws[tensor.name])))
         if sha256 or tasks:
             yield FileJob(file, size, sha256, tuple(tasks))
 
 
 def _task(tensor: Tensor, digest: bool, opened: Opened, twins: dict[str, Tensor]) -> Task | None:
     plan, twin = opened.plans.get(tensor.name), twins.get(tensor.name)
-    plan = (
-        plan if plan is not None and plan.tensor == tensor else None
-    )  # of a name that two files have, the one that counts
+    if plan is not None and plan.tensor != tensor:
+        plan = None  # two files have the name, and the other one counts
     return Task(tensor, digest, plan, twin) if digest or plan is not None or twin is not None else None
 
 

@@ -18,10 +18,12 @@ from shardmill.verify.questions.coverage import coverage_of
 from shardmill.verify.questions.decoded_sizes import sizes_of
 from shardmill.verify.questions.entries import entry_faults
 from shardmill.verify.questions.lint_config import config_faults
+from shardmill.verify.questions.lint_experts import expert_faults
 from shardmill.verify.questions.lint_names import name_faults, names_of
 from shardmill.verify.questions.lint_scales import ScaleContext, scale_faults
 from shardmill.verify.questions.lint_siblings import sibling_faults
 from shardmill.verify.questions.lint_sizes import size_faults
+from shardmill.verify.questions.lint_towers import tower_faults
 from shardmill.verify.questions.lint_words import word_faults
 from shardmill.verify.questions.scale_values import SAMPLE_BYTES, read_scales
 from shardmill.verify.questions.structure import structure_faults
@@ -31,6 +33,8 @@ from shardmill.verify.reading.seeds import fresh_seed
 from shardmill.verify.reading.source import Source
 from shardmill.verify.rules.findings import Finding, Report
 from shardmill.verify.rules.table import RULES, rule_named
+
+OF_NAMES = (name_faults, config_faults, expert_faults, tower_faults, sibling_faults, word_faults)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,8 @@ def lint(
     report.add(*entry_faults(checkpoint, linears))
     declared = declaration(checkpoint.quantization)[0] if checkpoint.quantization else None
     names = names_of(checkpoint, linears, declared)
-    report.add(*name_faults(names), *config_faults(names), *sibling_faults(names), *word_faults(names))
+    for faults in OF_NAMES:
+        report.add(*faults(names))
     report.add(*claim_faults(checkpoint.quantization, declared, linears))
     report.add(*cache_faults(checkpoint.tensors, checkpoint.quantization))
     report.checks("names")

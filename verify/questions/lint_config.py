@@ -135,6 +135,8 @@ def _heads(
         _number(config, key) for key in ("head_dim", "global_head_dim", "swa_head_dim", "attention_head_dim")
     } - {0}
     dims = dims or {hidden // heads}
+    if dims == {0}:
+        return
     cached = config.get("num_key_value_heads", heads)
     if type(cached) is not int:
         return

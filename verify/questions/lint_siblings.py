@@ -9,6 +9,7 @@ from shardmill.verify.formats.fused import kind_of
 from shardmill.verify.formats.linear import FLOATS
 from shardmill.verify.questions.lint_names import Names
 from shardmill.verify.questions.stacks import BUILDS_MAX, Stack, lacking
+from shardmill.verify.questions.tied import TEXT_PARTS
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.rules.findings import Finding
 
@@ -43,10 +44,14 @@ def _lacking(stack: Stack) -> Iterator[Finding]:
         yield Finding("sibling-lacks", file, f"{stack.name}.{number}", expected, "none")
 
 
+def judges_gaps(stack: Stack) -> bool:
+    return not stack.name.endswith("layers") and stack.of_modules and len(stack.blocks) >= LIST_MIN
+
+
 def _gaps(stack: Stack) -> Iterator[Finding]:
     """Blocks 0, 1, 3: of stacks whose blocks are of one or two builds; the trunk's are counted by `layers_whole`."""
     numbers = stack.blocks
-    if stack.name.endswith("layers") or not stack.of_modules or len(numbers) < LIST_MIN:
+    if not judges_gaps(stack):
         return
     if 2 * max(len(same) for same in stack.builds.values()) < len(numbers):
         return
@@ -64,14 +69,14 @@ def _layers_of(names: Names, stack: str) -> int:
     for key, part in names.checkpoint.config.items():
         tower = key.removesuffix("_config")
         if (
-            key != "text_config"
+            key not in TEXT_PARTS
             and isinstance(part, dict)
             and tower != key
             and re.search(rf"\b{re.escape(tower)}", stack)
         ):
             value = next((part[word] for word in (*LAYERS, "depth") if type(part.get(word)) is int), 0)
             return int(value)
-    of_a_tower = "text_config" in names.checkpoint.config and TOWER.search(stack)
+    of_a_tower = names.text_config is not names.checkpoint.config and TOWER.search(stack)
     return 0 if of_a_tower else names.count(*LAYERS)
 
 

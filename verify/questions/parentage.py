@@ -11,11 +11,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import prod
 
 from shardmill.verify.formats.laws import NUMERICS, REBLOCK, RECONCILE
+from shardmill.verify.formats.linear import INTEGER_SHAPES
 from shardmill.verify.formats.schemes import FLOATS, SCALE_DTYPES, WEIGHTS, Linear, quantized, split_name
 from shardmill.verify.questions.beside_parent import ties_head
 from shardmill.verify.questions.companions import belongs_to, container_of, names_here, native_layout, unfused
+from shardmill.verify.questions.manifest_claims import claims_beside
 from shardmill.verify.questions.renames import claim_faults, rename_faults
 from shardmill.verify.reading.checkpoint import Checkpoint
 from shardmill.verify.reading.file_pass import FileJob, Task
@@ -41,6 +44,9 @@ class Parentage:
     excused: dict[str, list[str]] = field(
         default_factory=dict
     )  # why -> parent's tensors not compared by bytes
+    unproven: set[str] = field(
+        default_factory=set
+    )  # twins that a checkpoint gave which is not here, it is said
 
     def excuse(self, why: str, name: str) -> None:
         self.excused.setdefault(why, []).append(name)
@@ -101,7 +107,8 @@ def parentage(child: Checkpoint, linears: dict[str, Linear], source: Source, rep
         shards = manifest.shards.values()
         origin.sources = {name: digest for shard in shards for name, digest in shard.sources.items()}
         report.add(*rename_faults(manifest, parent), *claim_faults(manifest, source, report))
-        report.add(*source_faults(manifest))
+        report.add(*source_faults(manifest), *claims_beside(child, manifest, parent))
+        report.add(*_replaced(kin, origin))
     report.add(*_foreign_sources(origin))
     for name, theirs in parent.tensors.items():
         report.add(*_held(kin, origin, name, theirs))
@@ -127,11 +134,10 @@ def _held(kin: Kin, origin: Parentage, name: str, theirs: Tensor) -> Iterator[Fi
     if ours is None:
         yield from _gone(kin, origin, name, theirs)
     elif _re_encoded(kin, name):
-        origin.excuse("converted: roundtrip and reproduce compare it", name)
+        yield from _converted(kin, origin, name)
     elif (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):
         if _in_converted_module(kin, name):
-            yield from _unrecorded(kin, name)
-            origin.excuse("converted: roundtrip and reproduce compare it", name)
+            yield from _converted(kin, origin, name)
         elif kin.manifest is None and _rounded(ours, theirs):
             origin.excuse("floats of another dtype: roundtrip compares them", name)
         elif kin.manifest is None and _packed_elsewise(kin, ours, theirs):
@@ -139,11 +145,28 @@ def _held(kin: Kin, origin: Parentage, name: str, theirs: Tensor) -> Iterator[Fi
         else:
             yield Finding("carried-retyped", ours.file, ours.name, str(theirs), str(ours))
     elif _encoded_anew(kin, name) and _in_converted_module(kin, name):
-        origin.excuse("converted: roundtrip and reproduce compare it", name)
+        yield from _converted(kin, origin, name)
     elif _repaired(kin, name):
         origin.excuse("repaired: roundtrip compares what both decode to", name)
     elif kin.child.readable(ours) and kin.parent.readable(theirs):
         origin.twins[ours.name] = theirs
+
+
+def _replaced(kin: Kin, origin: Parentage) -> Iterator[Finding]:
+    """What another checkpoint gave that is not here, in place of a tensor that the parent has too.
+
+    The parent's own is compared all the same: who only says so must have its bytes.
+    """
+    renamed = kin.manifest.renamed if kin.manifest is not None else {}
+    for name, theirs in kin.parent.replaced.items():
+        ours = kin.child.tensors.get(renamed.get(name, name))
+        if ours is None:
+            continue
+        if (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):
+            yield Finding("source-not-given", ours.file, ours.name, f"the parent's {theirs}", str(ours))
+        elif kin.child.readable(ours) and kin.parent.readable(theirs):
+            origin.twins[ours.name] = theirs
+            origin.unproven.add(ours.name)
 
 
 RECOMPUTED = (
@@ -158,8 +181,7 @@ RECOMPUTED = (
 def _gone(kin: Kin, origin: Parentage, name: str, theirs: Tensor) -> Iterator[Finding]:
     manifest = kin.manifest
     if _in_converted_module(kin, name):
-        yield from _unrecorded(kin, name)
-        origin.excuse("converted: roundtrip and reproduce compare it", name)
+        yield from _converted(kin, origin, name)
     elif manifest is not None and name in manifest.dropped:
         block = container_of(name)
         if (block in kin.containers or _of_the_trunk(kin, name)) and not name.endswith(RECOMPUTED):
@@ -197,11 +219,44 @@ def _re_encoded(kin: Kin, name: str) -> bool:
     return conversion is not None and conversion.numerics in NUMERICS - {REBLOCK, RECONCILE}
 
 
-def _unrecorded(kin: Kin, name: str) -> Iterator[Finding]:
-    """A weight in another form, of which a child with a manifest does not say how it was made."""
+def _converted(kin: Kin, origin: Parentage, name: str) -> Iterator[Finding]:
+    """A tensor of a module that has another form here: nothing of it may be missing, and the manifest records it."""
+    origin.excuse("converted: roundtrip and reproduce compare it", name)
     module, before = _split(kin.here[name], kin)[0], _split(name, kin)[0]
+    if name != _main(kin, before):
+        return
+    yield from _unrecorded(kin, module)
+    ours, theirs = _shape(kin.child, module, kin.linears), _shape(kin.parent, before, kin.theirs)
+    if ours and theirs and not _alike(kin, module, ours, theirs):
+        weight = _weight(kin.child, module, kin.linears.get(module))
+        assert weight is not None
+        expected = f"the parent's weight {list(theirs)} in another form"
+        yield Finding("carried-retyped", weight.file, weight.name, expected, str(list(ours)))
+
+
+def _shape(checkpoint: Checkpoint, module: str, linears: dict[str, Linear]) -> tuple[int, ...]:
+    """The shape of a weight decoded; () where headers alone do not show it."""
+    linear = linears.get(module)
+    if linear is not None and linear.weight is not None:
+        return () if linear.kind in INTEGER_SHAPES else linear.shape
+    weight = _weight(checkpoint, module, None)
+    return weight.shape if weight is not None and weight.dtype in FLOATS else ()
+
+
+def _alike(kin: Kin, module: str, ours: tuple[int, ...], theirs: tuple[int, ...]) -> bool:
+    """Whether two shapes are one weight's. A tool without a manifest may store it turned, or as another matrix."""
+    if kin.manifest is None:
+        return prod(ours) == prod(theirs)
     weight = _weight(kin.child, module, kin.linears.get(module))
-    if kin.manifest is None or weight is None or name != _main(kin, before):
+    conversion = kin.manifest.conversions.get(weight.name) if weight is not None else None
+    turned = conversion is not None and conversion.family in kin.manifest.transposed
+    return ours == theirs or (turned and ours == (*theirs[:-2], *reversed(theirs[-2:])))
+
+
+def _unrecorded(kin: Kin, module: str) -> Iterator[Finding]:
+    """A weight in another form, of which a child with a manifest does not say how it was made."""
+    weight = _weight(kin.child, module, kin.linears.get(module))
+    if kin.manifest is None or weight is None:
         return
     if weight.name not in kin.manifest.conversions:
         expected = "a record of its conversion in the manifest"
@@ -297,12 +352,27 @@ def _added(kin: Kin) -> Iterator[Finding]:
         linear = kin.linears.get(module)
         weight = linear.weight.name if linear is not None and linear.weight is not None else ""
         if conversions is not None:
-            declared = weight in conversions
+            declared = weight in conversions and _has_origin(kin, name, linear)
         else:
             declared = belongs_to(name, kin.parent.tensors, kin.child.tensors)
         if not declared:
             said = "a tensor of the parent or a converted scale"
             yield Finding("added-undeclared", tensor.file, name, said, str(tensor))
+
+
+def _has_origin(kin: Kin, name: str, linear: Linear | None) -> bool:
+    """Whether the parent has what a converted weight can be of: itself under any name, or the stack that it was in."""
+    if linear is None or linear.weight is None:
+        return False
+    before = {new: old for old, new in (kin.manifest.renamed if kin.manifest is not None else {}).items()}
+    olds = {before.get(each, each) for each in (linear.float_name, linear.weight.name, name)}
+    theirs = kin.parent.tensors
+    if any(old in theirs or old in kin.parent.elsewhere or split_name(old)[0] in kin.theirs for old in olds):
+        return True
+    bank = linear.module.partition(".experts.")[0]
+    return belongs_to(name, theirs, kin.child.tensors) or any(
+        module.startswith(f"{bank}.experts") for module in kin.theirs if ".experts." in linear.module
+    )
 
 
 def _from_elsewhere(kin: Kin) -> Iterator[str]:

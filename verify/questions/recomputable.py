@@ -11,7 +11,16 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from shardmill.verify.formats.blocks import Block
-from shardmill.verify.formats.laws import DECODED, LAWS, NUMERICS, OF_A_TENSOR, REBLOCK, RECAST, Law
+from shardmill.verify.formats.laws import (
+    DECODED,
+    KEPT_IN_BLOCKS,
+    LAWS,
+    NUMERICS,
+    OF_A_TENSOR,
+    REBLOCK,
+    RECAST,
+    Law,
+)
 from shardmill.verify.formats.linear import FLOATS, Linear
 from shardmill.verify.formats.matrices import Matrix
 from shardmill.verify.formats.schemes import is_scale, quantized, split_name
@@ -84,7 +93,12 @@ def recomputable(
         conversion = conversions.get(tensor.name)
         made_by = conversion.numerics if conversion is not None else numerics
         asked_for = linear is not None and linear.kind in OF_NUMERICS and pair.parent.linear is None
-        if made_by in (None, RECAST) or (conversion is None and not asked_for):
+        if made_by is None or (conversion is None and not asked_for):
+            continue
+        if made_by == RECAST and pair.parent.linear is not None:
+            kept = _recast(pair)  # of other forms `not_recomputed` says that they are not
+            if kept is not None:
+                yield from _within_bounds(kept, report)
             continue
         if made_by not in NUMERICS:
             expected = f"one of {', '.join(sorted(NUMERICS))}"
@@ -128,6 +142,16 @@ def _weight(pair: Pair, numerics: str, conversion: Conversion | None) -> Weight 
     block = (1, columns) if law.by_row else pair.child.block
     weight = Weight(pair.child, pair.parent, numerics, block, law, claims)
     return weight if prod(linear.grid.shape) == weight.blocks or law.by_row else None
+
+
+def _recast(pair: Pair) -> Weight | None:
+    """Block FP8 that was codes: a block keeps their numbers, or is encoded anew by the law of its scales' dtype."""
+    linear = pair.child.linear
+    if linear is None or linear.grid is None or linear.kind not in KEPT_IN_BLOCKS:
+        return None
+    law = KEPT_IN_BLOCKS[linear.kind].get(linear.grid.dtype)
+    weight = Weight(pair.child, pair.parent, RECAST, pair.child.block, law, True)
+    return weight if law is not None and prod(linear.grid.shape) == weight.blocks else None
 
 
 def _law(linear: Linear, numerics: str) -> Law | None:

@@ -23,7 +23,11 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def rename_faults(manifest: Manifest, parent: Checkpoint) -> Iterator[Finding]:
+    taken: dict[str, str] = {}
     for old, new in manifest.renamed.items():
+        first = taken.setdefault(new, old)
+        if first != old:
+            yield Finding("rename-exchanges", MANIFEST, old, f"a name of its own, not that of {first}", new)
         if new != old and new in parent.tensors:
             yield Finding("rename-exchanges", MANIFEST, old, "a name that the parent lacks", new)
         elif _NUMBER.findall(old) != _NUMBER.findall(new) or _anothers_place(old, new, parent):

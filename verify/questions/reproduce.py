@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardmill.verify.formats.fused import fused_groups
-from shardmill.verify.formats.schemes import quantized
+from shardmill.verify.formats.laws import RECONCILE
+from shardmill.verify.formats.schemes import quantized, split_name
 from shardmill.verify.formats.table import FORMS
 from shardmill.verify.questions.origin import Tally, said, tallies_of, unknown
 from shardmill.verify.questions.recomputable import Weight, not_recomputed, recomputable
@@ -125,9 +126,13 @@ def _counts(
 def _repairs(child: Checkpoint, parent: Checkpoint, everything: bool, seed: int, report: Report) -> bool:
     """Makes the manifest's repairs of scales again, all or TOTALS of them; whether there were any."""
     repairs, lost = repairs_of(child, parent)
-    if lost:
-        what = f"{len(lost):,} repaired scales, not recomputed"
-        report.leaves_out(what, f"no such pair of halves in the parent, as {lost[0]}")
+    for name in lost:
+        module = split_name(name)[0]
+        if any(split_name(other)[0] == module for other in parent.elsewhere):
+            report.leaves_out(f"the repair of {name}", "it is of a checkpoint that was not given")
+            continue
+        got = "no pair of halves in the parent that it could be of"
+        report.add(Finding("claim-false", MANIFEST, name, f"a repair by {RECONCILE} of a fused expert", got))
     random = np.random.Generator(np.random.PCG64(seed))
     chosen = range(len(repairs)) if everything else np.sort(random.permutation(len(repairs))[:TOTALS])
     wrong = 0

@@ -5,12 +5,14 @@ A download that went wrong leaves a Git LFS pointer, an error page, an empty or 
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Iterator
 from typing import Any
 
 from shardmill.verify.reading import bounded_json
 from shardmill.verify.reading.bounded_json import BadJsonError
-from shardmill.verify.reading.checkpoint import INDEX, INDEX_SUFFIX, SUFFIX, Checkpoint
+from shardmill.verify.reading.checkpoint import INDEX, SUFFIX, Checkpoint
 from shardmill.verify.reading.header import LENGTH_BYTES, header_length, parse_header
 from shardmill.verify.reading.manifest import MANIFEST
 from shardmill.verify.reading.source import read
@@ -55,6 +57,7 @@ def side_faults(checkpoint: Checkpoint, report: Report) -> Iterator[Finding]:
             break
         yield from _one(checkpoint, file, size, values)
     yield from _second_index(checkpoint)
+    yield from _alike(checkpoint)
     yield from _submodules(checkpoint, values.get("modules.json"))
     yield from _tokens(checkpoint, values)
 
@@ -83,6 +86,8 @@ def _one(checkpoint: Checkpoint, file: str, size: int, values: dict[str, Any]) -
 def _nested_header(checkpoint: Checkpoint, file: str, size: int) -> Iterator[Finding]:
     length = header_length(file, read(checkpoint.source, file, 0, min(LENGTH_BYTES, size)), size)
     header = parse_header(file, read(checkpoint.source, file, LENGTH_BYTES, LENGTH_BYTES + length), size)
+    if file not in checkpoint.headers:
+        checkpoint.nested[file] = header
     yield from header.findings
 
 
@@ -97,14 +102,25 @@ def _json(checkpoint: Checkpoint, file: str, size: int, values: dict[str, Any]) 
         yield Finding("config-json", file, "", "JSON", str(error))
 
 
+_INDEX = re.compile(r"^[^/]*\.safetensors\.index(\.[\w-]+)?\.json$")  # of a variant too: .index.fp8.json
 SIDE_VALUES_MAX = 4_000_000  # a tokenizer.json of 250,000 words and as many merges has 1,100,000
+
+
+def _alike(checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Files equal but for case or Unicode form: on many file systems one of them takes the other's place."""
+    seen: dict[str, str] = {}
+    for file in checkpoint.files:
+        folded = file.lower() if file.isascii() else unicodedata.normalize("NFKC", file).casefold()
+        other = seen.setdefault(folded, file)
+        if other != file:
+            yield Finding("names-alike", file, "", "names that differ in more than case or form", other)
 
 
 def _second_index(checkpoint: Checkpoint) -> Iterator[Finding]:
     """A further index names files that are here, as a variant's does; else it is left from an older save."""
     used = checkpoint.index.file if checkpoint.index is not None else ""
     for file, size in checkpoint.files.items():
-        if not file.endswith(INDEX_SUFFIX) or "/" in file or file == used:
+        if not _INDEX.search(file) or file == used:
             continue
         try:
             value = bounded_json.loads(read(checkpoint.source, file, 0, size))

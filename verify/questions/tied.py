@@ -18,17 +18,29 @@ TOWER = re.compile(
 )
 
 
-def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a config that is of the text model; the whole config where there is no such part."""
-    text = config.get("text_config")
-    return text if isinstance(text, dict) else config
+# Where a wrapper's config keeps that of its language model.
+TEXT_PARTS = ("text_config", "llm_config", "language_config", "language_model_config")
+SPEAKERS = ("thinker_config",)  # parts that wrap such a part themselves
+
+
+def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config of the language model: a part of the whole, or the whole."""
+    for key in TEXT_PARTS:
+        part = config.get(key)
+        if isinstance(part, dict):
+            return part
+    for key in SPEAKERS:
+        part = config.get(key)
+        if isinstance(part, dict) and "hidden_size" not in config:
+            return text_part(part)
+    return config
 
 
 def tied(config: Mapping[str, Any]) -> bool | None:
     """What the config says of tied embeddings, None where it says nothing or two things."""
     said = {
         place["tie_word_embeddings"]
-        for place in (config, text_of(config))
+        for place in (config, text_part(config))
         if isinstance(place.get("tie_word_embeddings"), bool)
     }
     return said.pop() if len(said) == 1 else None

@@ -16,7 +16,7 @@ from shardmill.verify.reading.declarations import DECLARATIONS, configs_differ, 
 from shardmill.verify.reading.header import LENGTH_BYTES, Header, Tensor, header_length, parse_header
 from shardmill.verify.reading.manifest import MANIFEST, Manifest, parse_manifest
 from shardmill.verify.reading.source import Source, read
-from shardmill.verify.reading.what_it_is import HEAD_BYTES, text_of, what_it_is
+from shardmill.verify.reading.what_it_is import HEAD_BYTES, is_adapter, text_of, what_it_is
 from shardmill.verify.rules.findings import Finding, Report, UnreadableError
 
 INDEX = "model.safetensors.index.json"
@@ -52,6 +52,10 @@ class Checkpoint:
     quantization: dict[str, Any] = field(default_factory=dict)  # the config's quantization_config
     manifest: Manifest | None = None
     elsewhere: set[str] = field(default_factory=set)  # of a parent: what a checkpoint gave that is not here
+    replaced: dict[str, Tensor] = field(default_factory=dict)  # its own of these names, which are not judged
+    nested: dict[str, Header] = field(
+        default_factory=dict
+    )  # of modules in folders, which have their own names
     copies: frozenset[str] = frozenset()  # files of the same weights in another form, which are not judged
 
     def readable(self, tensor: Tensor) -> bool:
@@ -79,6 +83,8 @@ def open_checkpoint(source: Source, report: Report) -> Checkpoint:
         if header is not None:
             checkpoint.headers[file] = header
     checkpoint.tensors = _by_name(checkpoint)
+    if is_adapter(checkpoint.files, checkpoint.tensors):
+        report.leaves_out("the model", "this is an adapter; ask about the model that it belongs to as well")
     checkpoint.config = _read_object(checkpoint, "config.json", report)
     checkpoint.quantization = _quantization(checkpoint, report)
     checkpoint.manifest = _read_manifest(checkpoint, report)

@@ -83,6 +83,7 @@ class Manifest(NamedTuple):
     algorithms: dict[str, str]
     self_digest: str
     sources: dict[str, SourceRecord]
+    odd_values: frozenset[str] = frozenset()  # tensors of which it says that they hold NaN, Inf or zeros
     transposed: frozenset[str] = frozenset()  # families whose weights the parent stores with axes exchanged
 
     @property
@@ -150,6 +151,7 @@ def _manifest(value: dict[str, Any]) -> Manifest:
         repairs=tuple(value["repairs"]),
         algorithms=value["algorithms"],
         self_digest=value["self"],
+        odd_values=frozenset(value.get("values", {})),
         transposed=frozenset(_transposed(value["recipe"]["layers"])) if new else frozenset(),
         sources={name: SourceRecord(**row) for name, row in value.get("sources", {}).items()},
     )

@@ -66,27 +66,26 @@ def open_parent(source: Source, child: Checkpoint, report: Report, of_parent: Re
         return parent
     parent.source = source
     for name, record in records.items():
-        _without(parent, record)
+        own = _without(parent, record)
         if name in others:
             report.add(*_join(parent, name, record, open_checkpoint(others[name], of_parent)))
         else:
             parent.elsewhere |= record.tensors.keys()
+            parent.replaced |= own
             report.leaves_out(
                 f"{len(record.tensors):,} tensors of source {name}", f"no --source {name}=DIR was given"
             )
     return parent
 
 
-def _without(parent: Checkpoint, record: SourceRecord) -> None:
-    """Takes the parent's own tensors of these names away: the child has others in their place."""
-    gone = record.tensors.keys() & parent.tensors.keys()
-    files = {parent.tensors[name].file for name in gone}
-    for name in gone:
-        del parent.tensors[name]
-    for file in files:
+def _without(parent: Checkpoint, record: SourceRecord) -> dict[str, Tensor]:
+    """Takes the parent's own tensors of these names away, as the child has others in their place; returns them."""
+    gone = {name: parent.tensors.pop(name) for name in list(parent.tensors) if name in record.tensors}
+    for file in {tensor.file for tensor in gone.values()}:
         header = parent.headers[file]
         kept = tuple(tensor for tensor in header.tensors if tensor.name not in gone)
         parent.headers[file] = header._replace(tensors=kept)
+    return gone
 
 
 def _join(parent: Checkpoint, source: str, record: SourceRecord, other: Checkpoint) -> Iterator[Finding]:

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import IO, Any, Self
 
+from shardmill.verify.reading.bounded_answer import OpensPlain, OpensSecure, allow
 from shardmill.verify.reading.limits import LIMITS
 from shardmill.verify.rules.findings import Finding, UnreadableError
 
@@ -64,10 +65,11 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         request = super().redirect_request(req, fp, code, msg, headers, newurl)
         if request is not None and old.netloc != new.netloc:
             request.remove_header("Authorization")
+        fp.close()  # else the page of a redirect is read to its end, which a server may never reach
         return request
 
 
-_opener = urllib.request.build_opener(_Redirects)
+_opener = urllib.request.build_opener(_Redirects, OpensPlain, OpensSecure)
 
 
 class Address:
@@ -78,6 +80,7 @@ class Address:
         self._headers = dict(headers or {})
         self._lock = threading.Lock()
         self._kept: dict[str, bytes] = {}
+        self._etags: dict[str, str] = {}  # file -> the ETag of its first answer
         self.transferred = 0
         self._begun, self._lost = time.monotonic(), 0.0
 
@@ -156,6 +159,8 @@ class Address:
         request = urllib.request.Request(self.url(file), headers=self._headers)
         request.add_header("Range", f"bytes={begin}-{end - 1}")
         request.add_header("Accept-Encoding", "identity")
+        seconds = min(REQUEST_SECONDS + (end - begin) / BYTES_A_SECOND, max(self._left(), 0.1))
+        allow(end - begin, time.monotonic() + seconds)
         with _opener.open(request, timeout=max(min(TIMEOUT_SECONDS, self._left()), 0.1)) as response:
             if response.status != 206:
                 got = f"HTTP {response.status} with the whole file"
@@ -167,10 +172,17 @@ class Address:
                 said = str(response.headers.get("Content-Range"))
                 expected = f"bytes {begin}-{end - 1}"
                 raise UnreadableError(Finding("remote-no-ranges", file, "", expected, said[:80]))
+            self._same(file, response.headers.get("ETag") or "")
             data = self._body(response, int(match[2]) - begin + 1)
         with self._lock:
             self.transferred += len(data)
         return data, int(match[3])
+
+    def _same(self, file: str, etag: str) -> None:
+        """One file has one strong ETag. Raises UnreadableError where an answer has another than the first."""
+        first = self._etags.setdefault(file, etag)
+        if etag != first and not (etag.startswith("W/") or first.startswith("W/")):
+            raise UnreadableError(Finding("remote-changed", file, "", f"the ETag {first}", etag or "none"))
 
     def _body(self, response: http.client.HTTPResponse, count: int) -> bytes:
         """Up to `count` bytes, as they come. Raises TimeoutError for a server that gives them too slowly."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from itertools import islice
 
 HEAD_BYTES = 512
 
@@ -26,9 +27,10 @@ _MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"\x28\xb5\x2f\xfd", "a zstd archive"),
     (b"%PDF", "a PDF"),
 )
-_PAGE = re.compile(rb"^\s*(<!doctype html|<html|<head|<body)", re.IGNORECASE)
-_XML = re.compile(rb"^\s*(<\?xml|<Error)", re.IGNORECASE)
-_JSON_ERROR = re.compile(rb"^\s*\{\s*\"(error|message|detail|errors)\"", re.IGNORECASE)
+_BEFORE = rb"^(\xef\xbb\xbf)?\s*(<!--.*?-->\s*)*"  # a byte-order mark, comments
+_PAGE = re.compile(_BEFORE + rb"(<!doctype html|<html|<head|<body)", re.IGNORECASE | re.DOTALL)
+_XML = re.compile(_BEFORE + rb"(<\?xml|<Error)", re.IGNORECASE | re.DOTALL)
+_JSON_ERROR = re.compile(rb"^(\xef\xbb\xbf)?\s*\{\s*\"(error|message|detail|errors)\"", re.IGNORECASE)
 _SHARD = re.compile(r"-\d+-of-\d+\.safetensors$")
 
 FORMATS = {
@@ -42,6 +44,16 @@ FORMATS = {
     ".onnx": "ONNX files",
     ".nemo": "NeMo archives",
     ".npz": "NumPy archives",
+    ".tflite": "TensorFlow Lite files",
+    ".engine": "TensorRT engines",
+    ".llamafile": "llamafiles",
+    ".mlmodel": "Core ML files",
+    ".parquet": "a data set",
+    ".tar": "archives: unpack them first",
+    ".tgz": "archives: unpack them first",
+    ".gz": "archives: unpack them first",
+    ".zip": "archives: unpack them first",
+    ".7z": "archives: unpack them first",
     ".distcp": "a distributed checkpoint of PyTorch",
 }
 
@@ -98,11 +110,18 @@ def folder_is(files: Mapping[str, int]) -> str:
     return f"{', '.join(found)}: only safetensors are judged" if found else ""
 
 
-def adapter_beside(files: Mapping[str, int]) -> bool:
-    """Whether a folder holds an adapter and no model."""
+_OF_ADAPTERS = re.compile(
+    r"(^|[._])(lora_[AB]|lora_(up|down)|lora_embedding_[AB]|ia3_l|prompt_embeddings|hada_w|oft_R)"
+)
+
+
+def is_adapter(files: Mapping[str, int], names: Collection[str]) -> bool:
+    """Whether a folder holds an adapter and no model: by its config, or as all of its tensors are an adapter's."""
     top = [file for file in files if "/" not in file]
     models = [file for file in top if file.endswith(".safetensors") and not file.startswith("adapter_")]
-    return "adapter_config.json" in top and not models
+    if "adapter_config.json" in top and not models:
+        return True
+    return bool(names) and all(map(_OF_ADAPTERS.search, islice(names, 1_000)))
 
 
 def unindexed(files: Mapping[str, int]) -> int:

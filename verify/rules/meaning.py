@@ -103,7 +103,7 @@ MEANING = (
     ("SM233", "layer-beyond", E, "There is a layer beyond num_hidden_layers.",
      "Correct num_hidden_layers: the layer is not loaded, or the load fails."),
     ("SM234", "names-alike", W, "Two names differ in case or Unicode form alone, or one mixes alphabets.",
-     "Rename the tensor: people and file systems take the two for one."),
+     "Rename the tensor or file: people and file systems take the two for one."),
     ("SM235", "mtp-dropped", N, "The config promises an MTP layer; transformers, which wrote the config, has none.",
      "Nothing, if nobody drafts with it; else copy the layer from the original, or set num_nextn_predict_layers to 0."),
     ("SM301", "loader-refuses", E, "A loader refuses the tensors of a module.",

@@ -100,7 +100,7 @@ class Model:
             "parent_verified": False,
             "recipe": {"name": "zoo", "layers": []},
             "families": [],
-            "numerics": ["amax/1"],
+            "numerics": sorted({row["numerics"] for row in given["conversions"].values()}),
             "algorithms": {"tensor": "xxh3-128", "file": "sha256"},
             "files": {
                 path.name: {
@@ -113,7 +113,7 @@ class Model:
             "shards": {
                 file: {
                     "key": "0" * 64,
-                    "rewritten": any(name in shard for name in sources),
+                    "rewritten": any(name in shard for name in (*sources, *given["conversions"])),
                     "tensors": {name: xxhash.xxh3_128_hexdigest(blob.data) for name, blob in shard.items()},
                     "sources": {name: digest for name, digest in sources.items() if name in shard},
                 }

@@ -204,16 +204,6 @@ def _routers(names: Names) -> Iterator[Finding]:
             yield _wrong(tensor, "experts", experts, f"{rows:,} rows of the router")
 
 
-def tied(config: Mapping[str, Any], text: Mapping[str, Any]) -> bool | None:
-    """What the config says of tied embeddings, None where it says nothing or two things."""
-    said = {
-        place["tie_word_embeddings"]
-        for place in (config, text)
-        if isinstance(place.get("tie_word_embeddings"), bool)
-    }
-    return said.pop() if len(said) == 1 else None
-
-
 def _ends(names: Names) -> Iterator[Finding]:
     """A model that generates has an embedding, and a head of its own unless it is tied."""
     config = names.checkpoint.config
@@ -228,13 +218,13 @@ def _ends(names: Names) -> Iterator[Finding]:
     if not any(_EMBEDDING.search(name) or "embed" in name for name in ends):
         yield Finding("embedding-missing", "", "", "an embedding, such as model.embed_tokens.weight", "none")
     has_head = any(_HEAD.search(name) and not re.search(r"\.(layers|h|blocks)\.\d", name) for name in ends)
-    if not has_head and tied(config, names.text_config) is False:
+    if not has_head and names.tied is False:
         yield Finding("head-missing", "", "lm_head.weight", "a head, as tie_word_embeddings is false", "none")
 
 
 def tied_pair(names: Names) -> tuple[Tensor, Tensor] | None:
     """(head, embedding) that a tied model stores twice, of one dtype and shape: they must be equal."""
-    if tied(names.checkpoint.config, names.text_config) is not True:
+    if names.tied is not True:
         return None
     tensors = names.checkpoint.tensors
     head = next((t for n, t in tensors.items() if n.endswith("lm_head.weight")), None)

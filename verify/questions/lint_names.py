@@ -31,6 +31,8 @@ MISSING_MAX = 100  # layers, or experts of a bank, that are named one by one
 NOT_LINEAR = re.compile(r"embed|norm|\bwte\b|\bwpe\b|relative_attention_bias|position|conv")
 # Left unquantized by the engines' model code for DeepSeek-style fp8 and compressed-tensors, listed or not.
 LEFT_BY_ENGINES = re.compile(r"(^|\.)(lm_head|head|gate|eh_proj|weights_proj|router|classifier|score)$")
+# Output heads by the names of their modules, BERT's last. A tied one is a module of the loader and in no file.
+_HEAD = re.compile(r"(^|\.)(lm_head|head|proj_out|embed_out|output|cls\.predictions\.decoder)$")
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,16 @@ class Names:
         named = set(checkpoint.index.weight_map.values()) if checkpoint.index is not None else set()
         here = {file for file in checkpoint.files if file.endswith(".safetensors") and "/" not in file}
         return (named | here) - checkpoint.copies <= checkpoint.headers.keys()
+
+    @property
+    def tied(self) -> bool | None:
+        """What the config says of tied embeddings, None where it says nothing or two things."""
+        said = {
+            place["tie_word_embeddings"]
+            for place in (self.checkpoint.config, self.text_config)
+            if isinstance(place.get("tie_word_embeddings"), bool)
+        }
+        return said.pop() if len(said) == 1 else None
 
     def count(self, *keys: str) -> int:
         """The first of these whole numbers that the config has, else 0."""
@@ -96,7 +108,10 @@ def known_names(module: str) -> Iterator[str]:
 
 
 def excludes_match(names: Names) -> Iterator[Finding]:
-    """Every exclusion should hit a module under some known name; a list of which none does is a fault."""
+    """Every exclusion should hit a module under some known name; a list of which none does is a fault.
+
+    A tied output head is such a module, though no file holds it.
+    """
     declared = names.declared
     if declared is None or not declared.excludes.patterns:
         return
@@ -120,7 +135,10 @@ def excludes_match(names: Names) -> Iterator[Finding]:
         yield Finding("excludes-all-idle", CONFIG, "", "exclusions that match the checkpoint's modules", got)
         return
     leaves = sorted({name.rpartition(".")[2] for name in known})
+    headless = names.tied is not False and not any(map(_HEAD.search, known))
     for pattern in idle:
+        if headless and _HEAD.search(pattern.text):
+            continue
         yield Finding(
             "exclude-idle", CONFIG, pattern.text, "a module", f"nothing{_near(pattern, leaves, len(idle))}"
         )

@@ -64,13 +64,18 @@ def all_command(
 
 
 def ask_all(source: Source, parent: Source | None, bar: Bar, seed: int | None = None) -> list[Report]:
+    """The answers in order. Where there are no weights, `integrity` says so and nothing else can be asked."""
+    whole = integrity(source, parent, progress=bar.of("integrity"))
+    if whole.count("no-weights"):
+        others = ("lint", "loads", "roundtrip", "reproduce")
+        return [whole, *(_unasked(question, "there are no weights here") for question in others)]
     reports = [
-        integrity(source, parent, progress=bar.of("integrity")),
+        whole,
         lint(source, LintOptions(seed=seed), bar.of("lint")),
         unasked(loads(source, beside=True), "loads"),
     ]
     if parent is None:
-        return [*reports, *(_without_parent(question) for question in ("roundtrip", "reproduce"))]
+        return [*reports, *(_unasked(question, "no --parent was given") for question in ("roundtrip", "reproduce"))]
     return [
         *reports,
         unasked(roundtrip(source, parent, Limits(), progress=bar.of("roundtrip")), "values"),
@@ -78,9 +83,9 @@ def ask_all(source: Source, parent: Source | None, bar: Bar, seed: int | None = 
     ]
 
 
-def _without_parent(question: str) -> Report:
+def _unasked(question: str, reason: str) -> Report:
     report = Report(question)
-    report.cannot_ask("no --parent was given")
+    report.cannot_ask(reason)
     return report
 
 
@@ -90,11 +95,8 @@ def _signature(source: Source, public_key: Path | None) -> Report:
             return check_signature(source.root, PublicKey(public_key))
         except SigningError as error:
             raise click.UsageError(str(error)) from None
-    report = Report("signature")
-    report.cannot_ask(
-        "no --public-key was given" if public_key is None else "only a folder has files to hash"
-    )
-    return report
+    without = "no --public-key was given" if public_key is None else "only a folder has files to hash"
+    return _unasked("signature", without)
 
 
 def together(reports: list[Report]) -> Report:

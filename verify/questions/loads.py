@@ -50,7 +50,7 @@ def loads(
                 str(error)
             )
     if len(reasons) == (1 if loader else len(LOADERS)):
-        report.leaves_out("loads", "; ".join(reasons.values()))
+        report.leaves_out("loads", "; ".join(dict.fromkeys(reasons.values())))
         return report
     report.checks("loads")
     if beside and checkpoint.manifest is None:

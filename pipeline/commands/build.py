@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from shardmill.pipeline.commands.options import (
     parent_option,
     recipe_option,
     show_json,
+    show_next,
     source_option,
     tell,
 )
@@ -169,7 +169,7 @@ def _report(done: _Done, out: Path, parents: list[str], started: float, as_json:
         show_json("build", {**_as_json(done), "seconds": round(seconds, 3)})
         return
     _show(done, out, seconds)
-    click.echo(f"Next:  {shlex.join(['shardmill', 'verify', 'all', str(out), *parents])}")
+    show_next("shardmill", "verify", "all", str(out), *parents)
 
 
 def _built(prepared: Prepared, out: Path, settings: Settings, quiet: bool) -> _Done:

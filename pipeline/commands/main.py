@@ -90,6 +90,7 @@ _USAGE = (
     MissingExtraError,
     OutputFolderError,
 )  # what a user asked for can't be done: exit code 2
+_BEFORE_THE_COMMAND = ("-q", "--quiet", "-v", "--verbose", "-V", "--version")
 _NOBODY_READS = 128 + signal.SIGPIPE  # as of any program whose reader went away; never the code of a verdict
 _INTERRUPTED, _TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 
@@ -227,6 +228,12 @@ def answer() -> int:
             return left.code or 0
         click.echo(left.code, err=True)
         return 1
+    except click.NoSuchOption as error:
+        if error.option_name in _BEFORE_THE_COMMAND:
+            error.possibilities = None
+            error.message += f" It belongs before the command: shardmill {error.option_name} ..."
+        error.show()
+        return error.exit_code
     except click.ClickException as error:
         error.show()
         return error.exit_code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -126,3 +127,9 @@ def is_quiet() -> bool:
     """Whether the user gave `shardmill -q`."""
     context = click.get_current_context(silent=True)
     return context is not None and bool(context.find_root().params.get("quiet"))
+
+
+def show_next(*words: str) -> None:
+    """The command that most people give next; not under `-q`."""
+    if not is_quiet():
+        click.echo(f"Next:  {shlex.join(words)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -23,6 +22,7 @@ from shardmill.pipeline.commands.options import (
     parent_option,
     recipe_option,
     show_json,
+    show_next,
     source_option,
 )
 from shardmill.pipeline.commands.printable import printable
@@ -102,7 +102,7 @@ def plan(
         name = prepared.plan.recipe if is_shipped(recipe) else str(recipe)
         words = ["shardmill", "build", "-c", name, *parent_words(parent, dict(sources))]
         words += ["--out", str(out) if out else "OUT"]
-        click.echo(f"Next:  {shlex.join(words)}")
+        show_next(*words)
 
 
 def _sampled(probed: Probed) -> dict[str, Any]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 import click
 
+from shardmill.pipeline.commands.options import show_next
 from shardmill.pipeline.toy.sizes import SIZES
 
 
@@ -44,4 +44,4 @@ def toy_parent(folder: Path, name: str) -> None:
             progress.begin(file_bytes)
             write_parent(folder, size, headers, progress.advance)
         click.echo(f"{what}{', all but the headers holes' if size.sparse else ''}.")
-    click.echo(f"Next:  shardmill plan --parent {shlex.quote(str(folder))}")
+    show_next("shardmill", "plan", "-c", "glm-5.3-flash-fp8", "--parent", str(folder))

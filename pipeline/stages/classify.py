@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from shardmill.kernels.block_fp8 import RECIPES
 from shardmill.pipeline.actions import ACTIONS, Action
 from shardmill.pipeline.errors import PlanError, RecipeError
+from shardmill.pipeline.plan.alike import alike
 from shardmill.pipeline.plan.mismatch import mismatch
 from shardmill.pipeline.plan.profiles import PROFILES
 from shardmill.pipeline.plan.types import Assignment
@@ -58,7 +59,7 @@ def classify(checkpoint: Checkpoint, parent: Parent) -> tuple[Assignment, ...]:
     problems += _capped(_ambiguities(owners), "tensors without exactly one family")
     problems += _counts(recipe.family, assignments)
     problems += _capped(_split_twice(rows, matched), "weights that two [[parallel]] tables match")
-    problems += _capped(_unfit(assignments, parent), "tensors that cannot be converted")
+    problems += _capped(alike(_unfit(assignments, parent)), "reasons not to convert")
     problems += _capped(torn_pairs(assignments, parent.tensors), "tensors without what they belong to")
     problems += _capped(mixed_origins(assignments, recipe.fused, parent), "weights of two checkpoints")
     problems += _capped(_orphans(families, assignments), "scales that would be consumed")
@@ -172,7 +173,8 @@ def _counts(families: Sequence[Family], assignments: Sequence[Assignment]) -> li
     ]
 
 
-def _unfit(assignments: Sequence[Assignment], parent: Parent) -> Iterable[str]:
+def _unfit(assignments: Sequence[Assignment], parent: Parent) -> Iterable[tuple[str, str]]:
+    """(tensor, reason) of each that its action does not fit."""
     families = {each.source.name: each.family for each in assignments}
     actions = {each.source.name: each.action for each in assignments}
     for each in assignments:
@@ -184,7 +186,7 @@ def _unfit(assignments: Sequence[Assignment], parent: Parent) -> Iterable[str]:
             or _why_scales_collide(each, actions)
         )
         if reason:
-            yield f"{each.source.name} in {each.source.shard}: {reason}"
+            yield f"{each.source.name} in {each.source.shard}", reason
 
 
 def _why_scales_stay(each: Assignment, families: Mapping[str, str]) -> str | None:

@@ -108,7 +108,12 @@ def test_two_families_of_one_name_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("a = 1\nb = = 2", "line 2"), ("\x00", "not valid TOML"), ("family = 3", "family")]
+    ("text", "words"),
+    [
+        ("a = 1\nb = = 2", "pipeline.toml:2: not valid TOML"),
+        ("\x00", "not valid TOML"),
+        ("family = 3", "family"),
+    ],
 )
 def test_what_is_no_recipe_is_refused(tmp_path: Path, text: str, words: str) -> None:
     assert any(words in problem for problem in problems(tmp_path, text))

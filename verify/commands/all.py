@@ -75,7 +75,10 @@ def ask_all(source: Source, parent: Source | None, bar: Bar, seed: int | None = 
         unasked(loads(source, beside=True), "loads"),
     ]
     if parent is None:
-        return [*reports, *(_unasked(question, "no --parent was given") for question in ("roundtrip", "reproduce"))]
+        return [
+            *reports,
+            *(_unasked(question, "no --parent was given") for question in ("roundtrip", "reproduce")),
+        ]
     return [
         *reports,
         unasked(roundtrip(source, parent, Limits(), progress=bar.of("roundtrip")), "values"),

@@ -70,7 +70,13 @@ class Workers(click.ParamType[int]):
     show_default=True,
     help="Processes that make shards; auto: as many as cores and memory allow.",
 )
-@click.option("--kernel", type=click.Choice(["auto", "numpy", "numba"]), default="auto", show_default=True)
+@click.option(
+    "--kernel",
+    type=click.Choice(["auto", "numpy", "numba"]),
+    default="auto",
+    show_default=True,
+    help="What encodes the weights; auto: numba where it is installed and worth its start. The bytes are the same.",
+)
 @click.option(
     "--passthrough",
     type=click.Choice(["copy", "reflink", "hardlink"]),

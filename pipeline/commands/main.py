@@ -162,7 +162,9 @@ def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> No
     callback=_show_version,
     help="The version, the kernel and the extras.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="No progress and no notes; answers and errors alone.")
+@click.option(
+    "-q", "--quiet", is_flag=True, help="Answers and errors alone: no progress, notes or next steps."
+)
 @click.option("-v", "--verbose", is_flag=True, help="Say at the end what the command took.")
 @click.pass_context
 def shardmill(context: click.Context, quiet: bool, verbose: bool) -> None:

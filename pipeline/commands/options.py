@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar

@@ -264,6 +264,7 @@ def test_the_short_way_out_sees_what_changed_while_the_last_build_was_at_work(
             "No such option",
         ),
         (["fly"], 2, "No such command 'fly'"),
+        (["plan", "-q"], 2, "No such option '-q'. It belongs before the command: shardmill -q ..."),
         (["toy-parent", "{here}"], 1, "holds something other than a toy parent"),
     ],
 )

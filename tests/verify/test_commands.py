@@ -218,3 +218,19 @@ def test_progress_names_the_question_and_counts_what_it_counts(
         "reproduce: 1,000 blocks of 4,000 blocks, 50 blocks/s, 60 s left",
         "reproduce: 2,000 blocks of 4,000 blocks, 50 blocks/s, 40 s left",
     ]
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("integrety", "Did you mean integrity?"),
+        ("{child}", "To ask all of a checkpoint: verify all {child}"),
+        ("hf://org/name", "To ask all of a checkpoint: verify all hf://org/name"),
+        ("wonder", "No such command 'wonder'."),
+    ],
+)
+def test_a_question_that_is_misspelt_or_left_out_is_answered_with_the_right_call(
+    pair: tuple[Path, Path], word: str, hint: str
+) -> None:
+    result = _ask(word.format(child=pair[0]))
+    assert (result.exit_code, result.output.rstrip().endswith(hint.format(child=pair[0]))) == (2, True)

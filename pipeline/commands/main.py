@@ -250,7 +250,7 @@ def answer() -> int:
         return _NOBODY_READS
     except OSError as error:
         where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
-        told = printable(f"{where}{error.strerror or error}")
+        told = printable(f"{where}{_why(error)}")
         click.echo(f"Error: {told}; correct that and run the same command again", err=True)
         return 1
     except RuntimeError as error:
@@ -260,6 +260,16 @@ def answer() -> int:
             f"Error: {error}; raise the limit of processes (ulimit -u) and run the command again", err=True
         )
         return 1
+
+
+def _why(error: OSError) -> str:
+    """The system's words, which don't say that it is the folder which is not there."""
+    name = error.filename
+    if isinstance(error, FileNotFoundError) and isinstance(name, str | bytes):
+        folder = Path(os.fsdecode(name)).parent
+        if not folder.exists():
+            return f"the folder {folder} does not exist"
+    return str(error.strerror or error)
 
 
 def _lost_its_reader() -> bool:

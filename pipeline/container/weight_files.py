@@ -87,7 +87,9 @@ def json_object(path: Path) -> dict[str, Any]:
             value, ensure_ascii=False
         ).encode()  # fails on lone surrogates, which no file of ours can hold
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+        raise CheckpointError(
+            f"{path}: cannot be read: {error.strerror}; make it readable, or fetch it again"
+        ) from None
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path.name}: is not valid JSON ({error}); fetch it again") from None
     if not isinstance(value, dict):

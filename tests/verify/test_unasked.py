@@ -22,7 +22,7 @@ def test_a_parent_that_shares_nothing_is_refused_as_usage(question: str, tmp_pat
     asked = [question, str(tmp_path / "child"), "--parent", str(tmp_path / "parent")]
     result = CliRunner().invoke(verify, asked)
     assert result.exit_code == 2
-    assert "nothing was compared" in result.output
+    assert f"nothing was compared: {tmp_path / 'parent'} holds no weights;" in result.output
 
 
 def _json(*asked: object) -> tuple[int, dict[str, Any]]:

@@ -21,7 +21,7 @@ from shardmill.verify.questions.lint import LintOptions, lint
 from shardmill.verify.questions.loads import loads
 from shardmill.verify.questions.reproduce import reproduce
 from shardmill.verify.questions.roundtrip import Limits, roundtrip
-from shardmill.verify.questions.signature import check_signature
+from shardmill.verify.questions.signature import SIGNATURE, check_signature
 from shardmill.verify.questions.signers import PublicKey, SigningError
 from shardmill.verify.reading.source import Folder, Source
 from shardmill.verify.rules.findings import Finding, Report
@@ -98,8 +98,10 @@ def _signature(source: Source, public_key: Path | None) -> Report:
             return check_signature(source.root, PublicKey(public_key))
         except SigningError as error:
             raise click.UsageError(str(error)) from None
-    without = "no --public-key was given" if public_key is None else "only a folder has files to hash"
-    return _unasked("signature", without)
+    if public_key is not None:
+        return _unasked("signature", "only a folder has files to hash")
+    signed = isinstance(source, Folder) and (source.root / SIGNATURE).is_file()
+    return _unasked("signature", f"{f'{SIGNATURE} is here, but ' if signed else ''}no --public-key was given")
 
 
 def together(reports: list[Report]) -> Report:

@@ -17,6 +17,7 @@ from shardmill.verify.formats.encode import RECIPES
 from shardmill.verify.questions.diff import diff
 from shardmill.verify.questions.reproduce import BLOCKS, reproduce
 from shardmill.verify.questions.roundtrip import Limits, roundtrip
+from shardmill.verify.reading.source import Source
 from shardmill.verify.rules.findings import Report
 
 
@@ -73,7 +74,7 @@ def roundtrip_command(
     assert origin is not None
     with Bar() as bar:
         report = roundtrip(source, origin, limits, everything, bar)
-    _refuse_unasked(report, "values")
+    _refuse_unasked(report, "values", origin)
     answer(report, output, source, origin)
 
 
@@ -112,12 +113,13 @@ def reproduce_command(
     assert origin is not None
     with Bar() as bar:
         report = reproduce(source, origin, None if everything else blocks, seed, numerics, bar)
-    _refuse_unasked(report, "blocks")
+    _refuse_unasked(report, "blocks", origin)
     answer(report, output, source, origin)
 
 
-def _refuse_unasked(report: Report, topic: str) -> None:
+def _refuse_unasked(report: Report, topic: str, parent: Source) -> None:
     """A pair of which nothing could be compared has not been judged: that is a wrong call, not a clean answer."""
     if topic in report.not_checked and not report.findings:
-        reason = report.not_checked[topic]
+        holds_weights = any(file.endswith(".safetensors") for file in parent.files())
+        reason = report.not_checked[topic] if holds_weights else f"{parent.where} holds no weights"
         raise click.UsageError(f"nothing was compared: {reason}; give the parent that DIR was made from")

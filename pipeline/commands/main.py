@@ -231,10 +231,11 @@ def answer() -> int:
         click.echo(left.code, err=True)
         return 1
     except click.NoSuchOption as error:
+        shown: click.UsageError = error
         if error.option_name in _BEFORE_THE_COMMAND:
-            error.possibilities = None
-            error.message += f" It belongs before the command: shardmill {error.option_name} ..."
-        error.show()
+            said = f"{error.message} It belongs before the command: shardmill {error.option_name} ..."
+            shown = click.UsageError(said, error.ctx)
+        shown.show()
         return error.exit_code
     except click.ClickException as error:
         error.show()

@@ -64,11 +64,8 @@ class Names:
     @property
     def tied(self) -> bool | None:
         """What the config says of tied embeddings, None where it says nothing or two things."""
-        said = {
-            place["tie_word_embeddings"]
-            for place in (self.checkpoint.config, self.text_config)
-            if isinstance(place.get("tie_word_embeddings"), bool)
-        }
+        places = (self.checkpoint.config, self.text_config)
+        said = {value for place in places if isinstance(value := place.get("tie_word_embeddings"), bool)}
         return said.pop() if len(said) == 1 else None
 
     def count(self, *keys: str) -> int:

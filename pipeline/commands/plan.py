@@ -53,7 +53,10 @@ _NEEDS_WIDTH = {"before": _WIDE, "scales": _WIDE, "after": 72, "tensors": 62}
     "Folder that a build would write; for the free disk, and whether a build can go there.", required=False
 )
 @click.option(
-    "--probe", "probing", is_flag=True, help="Sample blocks: which families are copies of native FP8?"
+    "--probe",
+    "probing",
+    is_flag=True,
+    help="Read some blocks of each family: which were FP8 before, so that `recover/1` gives them back exactly?",
 )
 @lossless_option
 @click.option(

@@ -230,15 +230,8 @@ def answer() -> int:
             return left.code or 0
         click.echo(left.code, err=True)
         return 1
-    except click.NoSuchOption as error:
-        shown: click.UsageError = error
-        if error.option_name in _BEFORE_THE_COMMAND:
-            said = f"{error.message} It belongs before the command: shardmill {error.option_name} ..."
-            shown = click.UsageError(said, error.ctx)
-        shown.show()
-        return error.exit_code
     except click.ClickException as error:
-        error.show()
+        _with_hint(error).show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return _stopped("stopped", _INTERRUPTED)
@@ -261,6 +254,27 @@ def answer() -> int:
             f"Error: {error}; raise the limit of processes (ulimit -u) and run the command again", err=True
         )
         return 1
+
+
+def _with_hint(error: click.ClickException) -> click.ClickException:
+    """The same, with what to write where an option is in the wrong place or a place lacks its option."""
+    if isinstance(error, click.NoSuchOption) and error.option_name in _BEFORE_THE_COMMAND:
+        said = f"{error.message} It belongs before the command: shardmill {error.option_name} ..."
+        return click.UsageError(said, error.ctx)
+    if isinstance(error, click.MissingParameter) and error.ctx is not None and _wants_parent(error):
+        words = sys.argv[2:]
+        for before, word in zip(["", *words], words, strict=False):
+            if not before.startswith("-") and (Path(word).is_dir() or word.startswith("hf://")):
+                return click.UsageError(f"{error.format_message()} Write: --parent {word}", error.ctx)
+    return error
+
+
+def _wants_parent(error: click.MissingParameter) -> bool:
+    """Whether --parent is missing of a command that takes no other place."""
+    places = (
+        [each for each in error.ctx.command.params if isinstance(each, click.Argument)] if error.ctx else []
+    )
+    return not places and error.param is not None and error.param.name == "parent"
 
 
 def _why(error: OSError) -> str:

@@ -267,6 +267,8 @@ def test_the_short_way_out_sees_what_changed_while_the_last_build_was_at_work(
         (["fly"], 2, "No such command 'fly'"),
         (["init", "{parent}", "-o", "{here}/nodir/x.toml"], 1, "/nodir does not exist; correct that"),
         (["plan", "--parent", "https://x.org/m"], 2, "folder, or hf://org/repo@revision\n"),
+        (["plan", "{parent}", "-c", "{recipe}"], 2, "Missing option '--parent'. Write: --parent /"),
+        (["verify", "roundtrip", "{parent}"], 2, "Missing option '--parent'.\n"),
         (["plan", "-q"], 2, "No such option '-q'. It belongs before the command: shardmill -q ..."),
         (["toy-parent", "{here}"], 1, "holds something other than a toy parent"),
     ],

@@ -36,7 +36,7 @@ from shardmill.verify.rules.findings import Finding, Report
     "--public-key",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="PEM",
-    help="The publisher's: adds signature.",
+    help="The publisher's key: adds signature.",
 )
 @source_option
 @seed_option

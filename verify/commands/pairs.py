@@ -81,15 +81,21 @@ def roundtrip_command(
 @click.command("reproduce")
 @click.argument("place", metavar="DIR")
 @click.option("--parent", required=True, metavar="DIR", help="The checkpoint that it was made from.")
-@click.option("--blocks", type=click.IntRange(1), default=BLOCKS, show_default=True, help="How many to draw.")
-@click.option("--all", "everything", is_flag=True, help="Every block.")
+@click.option(
+    "--blocks",
+    type=click.IntRange(1),
+    default=BLOCKS,
+    show_default=True,
+    help="How many blocks are drawn and compared.",
+)
+@click.option("--all", "everything", is_flag=True, help="Compare every block.")
 @seed_option
 @click.option(
     "--numerics",
     "--recipe",  # its name before manifest format 2, for one release
     "numerics",
     type=click.Choice(RECIPES),
-    help="Of a checkpoint without a manifest, which says them.  (--recipe is its old name.)",
+    help="Those of a checkpoint that has no manifest to name them.  (--recipe is its old name.)",
 )
 @source_option
 @remote_options

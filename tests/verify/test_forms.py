@@ -11,10 +11,11 @@ import pytest
 from shardmill.verify.formats.by_inputs import decoded_by_inputs
 from shardmill.verify.formats.catalogue import CATALOGUE, catalogue
 from shardmill.verify.formats.forms import codes
-from shardmill.verify.formats.matrices import OpenFiles, can_decode, decoded, matrix_of
+from shardmill.verify.formats.matrices import can_decode, decoded, matrix_of
 from shardmill.verify.formats.schemes import quantized
 from shardmill.verify.formats.table import FORMS
 from shardmill.verify.reading.checkpoint import open_checkpoint
+from shardmill.verify.reading.open_files import OpenFiles
 from shardmill.verify.rules.findings import Report
 from tests.verify.memory import Memory
 from tests.verify.mutants import files_of

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.verify.formats.matrices import OpenFiles, can_decode, matrix_of, values
+from shardmill.verify.formats.matrices import can_decode, matrix_of, values
 from shardmill.verify.formats.schemes import quantized
 from shardmill.verify.reading.checkpoint import open_checkpoint
+from shardmill.verify.reading.open_files import OpenFiles
 from shardmill.verify.rules.findings import Report
 from tests.verify.memory import Memory
 from tests.verify.zoo.encoders import blob

@@ -7,8 +7,9 @@ from numpy.typing import NDArray
 
 from shardmill.verify.formats.forms.codes import AWQ_ORDER, words
 from shardmill.verify.formats.linear import F32, U8, Linear, bits_of
-from shardmill.verify.formats.matrices import OpenFiles, floats
+from shardmill.verify.formats.matrices import floats
 from shardmill.verify.reading.header import Tensor
+from shardmill.verify.reading.open_files import OpenFiles
 
 INPUTS = 32  # whole words of every width of code
 

@@ -7,7 +7,6 @@ Values are f32; a code times its scale is one f32 multiplication, as the engines
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
 from typing import TypeAlias
@@ -24,7 +23,7 @@ from shardmill.verify.formats.table import FORMS
 from shardmill.verify.formats.zero_points import by_columns, fits, zeros_of
 from shardmill.verify.reading.header import DTYPE_BITS, Tensor
 from shardmill.verify.reading.manifest import Manifest
-from shardmill.verify.reading.source import Reader, Source
+from shardmill.verify.reading.open_files import OpenFiles
 
 F32: TypeAlias = NDArray[np.float32]
 COLUMNS_MAX = 1 << 22  # a row is the least that is held
@@ -89,32 +88,6 @@ def can_decode(linear: Linear) -> bool:
     if grid.dtype not in form.scale_dtypes or not all(o.dtype == "F32" and ones(o.shape) for o in others):
         return False
     return len(linear.shape) >= 2 and 0 < linear.shape[-1] <= COLUMNS_MAX and linear.shape[-2] > 0
-
-
-class OpenFiles:
-    """A source with its files held open, so that many small reads are cheap. For one thread."""
-
-    def __init__(self, source: Source) -> None:
-        self._source, self._readers, self._stack = source, dict[str, Reader](), ExitStack()
-
-    def __enter__(self) -> OpenFiles:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def bytes(self, tensor: Tensor, begin: int, end: int) -> NDArray[np.uint8]:
-        """Bytes [begin, end) of a tensor's data."""
-        if tensor.file not in self._readers:
-            self._readers[tensor.file] = self._stack.enter_context(self._source.open(tensor.file))
-        buffer = np.empty(end - begin, np.uint8)
-        self._readers[tensor.file].read_into(tensor.begin + begin, buffer.data)
-        return buffer
-
-    def rows(self, tensor: Tensor, first: int, last: int) -> NDArray[np.uint8]:
-        """Rows [first, last) of a tensor taken as a matrix: u8 [rows, bytes of a row]."""
-        row_bytes = DTYPE_BITS[tensor.dtype] * (tensor.shape[-1] if tensor.shape else 1) // 8
-        return self.bytes(tensor, first * row_bytes, last * row_bytes).reshape(last - first, row_bytes)
 
 
 def strips(matrix: Matrix, row_multiple: int = 1) -> Iterator[tuple[int, int]]:

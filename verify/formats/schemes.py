@@ -7,6 +7,7 @@ per tensor, whatever its maker calls it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 
 from shardmill.verify.formats.forms.gptq import extra_faults
 from shardmill.verify.formats.forms.whole_fp8 import PARTS_MAX
@@ -52,14 +53,21 @@ _COMMON = frozenset(("scale", "scales", *EXTRAS, "_scales", "_blocks"))  # words
 def split_name(name: str) -> tuple[str, str]:
     """(module, leaf): `a.b.weight_scale` -> (`a.b`, `weight_scale`); a fused `a.gate_up_proj_blocks` too."""
     module, _, leaf = name.rpartition(".")
+    stem, meaning = _stem(leaf)
+    return (f"{module}.{stem}" if stem else module), meaning
+
+
+@lru_cache(4096)
+def _stem(leaf: str) -> tuple[str, str]:
+    """(what of a leaf belongs to the module's name, what is left of it)"""
     if leaf in SCALE_DTYPES:
-        return module, leaf
+        return "", leaf
     if leaf.endswith("proj_scale"):  # of a stack of experts, whose codes have no `.weight`
-        return f"{module}.{leaf.removesuffix('_scale')}", "weight_scale"
+        return leaf.removesuffix("_scale"), "weight_scale"
     for ending, meaning in _FUSED.items():
         if leaf.endswith(ending) and leaf != ending:
-            return f"{module}.{leaf.removesuffix(ending)}", meaning
-    return module, leaf
+            return leaf.removesuffix(ending), meaning
+    return "", leaf
 
 
 def is_scale(name: str) -> bool:
@@ -105,12 +113,21 @@ def _beside_codes(module: str, leaf: str, tensor: Tensor, tensors: Mapping[str, 
 
 
 def _linear(module: str, tensors: Mapping[str, Tensor], parts: Mapping[str, Tensor]) -> Linear:
-    scales = {leaf: tensor for leaf, tensor in parts.items() if leaf in SCALE_DTYPES}
-    extras = {leaf: tensor for leaf, tensor in parts.items() if leaf in EXTRAS}
-    weight = next((tensors[module + end] for end in _CODES_ENDS if module + end in tensors), None)
+    scales, extras = parts, dict[str, Tensor]()
+    if not parts.keys() <= SCALE_DTYPES.keys():
+        scales = {leaf: tensor for leaf, tensor in parts.items() if leaf in SCALE_DTYPES}
+        extras = {leaf: tensor for leaf, tensor in parts.items() if leaf in EXTRAS}
+    weight = _codes(module, tensors)
     if weight is None or (weight.dtype in FLOATS and f"{module}.qweight" not in tensors):
         return Linear(module, "orphan", None, scales, extras)
     return Linear(module, _kind(weight, scales), weight, scales, extras)
+
+
+def _codes(module: str, tensors: Mapping[str, Tensor]) -> Tensor | None:
+    for end in _CODES_ENDS:
+        if (weight := tensors.get(module + end)) is not None:
+            return weight
+    return None
 
 
 _RECOGNIZED = tuple((form.kind, form.recognize) for form in FORMS.values() if form.recognize)

@@ -15,9 +15,10 @@ from shardmill.verify.formats.by_inputs import INPUTS, can_decode_by_inputs, dec
 from shardmill.verify.formats.declared import Declaration
 from shardmill.verify.formats.fused import kind_of
 from shardmill.verify.formats.linear import F32, FLOATS, Linear
-from shardmill.verify.formats.matrices import Matrix, OpenFiles, can_decode, matrix_of, values
+from shardmill.verify.formats.matrices import Matrix, can_decode, matrix_of, values
 from shardmill.verify.reading.checkpoint import Checkpoint
 from shardmill.verify.reading.header import Tensor
+from shardmill.verify.reading.open_files import OpenFiles
 from shardmill.verify.rules.findings import UnreadableError
 
 WEIGHTS_MAX = 8_192

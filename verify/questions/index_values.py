@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardmill.verify.formats.linear import Linear
-from shardmill.verify.formats.matrices import OpenFiles
 from shardmill.verify.reading.checkpoint import Checkpoint
 from shardmill.verify.reading.header import Tensor
+from shardmill.verify.reading.open_files import OpenFiles
 from shardmill.verify.rules.findings import Finding
 
 INDEX_BYTES_MAX = 4 << 20

@@ -14,21 +14,16 @@ from shardmill.verify.formats.declared import CONFIG
 from shardmill.verify.formats.linear import FLOATS, Linear
 from shardmill.verify.formats.schemes import split_name
 from shardmill.verify.questions.lint_names import Names
+from shardmill.verify.questions.tied import EMBEDDING, TOWER, tied
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.rules.findings import Finding
 
 Shape = tuple[int, ...]
 NAME_CHARS_MAX = 200
 
-_EMBEDDING = re.compile(
-    r"(^|\.)(embed_tokens|wte|word_embeddings|tok_embeddings|embed_in|embeddings?|shared|embed)\.weight$"
-)
 _HEAD = re.compile(
     r"(^|\.)(lm_head|head|output|embed_out|output_layer|score|classifier|cls|lm_head\.\w+|decoder)"
     r"\.(\w+\.)*(weight|weight_packed|qweight|linear)$"
-)
-_TOWER = re.compile(
-    r"(^|\.)(vision|visual|audio|vpm|apm|tts|talker|code2wav|tower|encoder|image|speech|siglip|draft|mtp|dflash|eagle)"
 )
 _PROJECTION = re.compile(
     r"^(?P<front>.*\blayers\.\d+)\.(?P<part>self_attn|attention|mlp|feed_forward)\.(?P<leaf>[qkvo]_proj|gate_proj|up_proj|down_proj)"
@@ -56,7 +51,7 @@ def _trunk_shapes(names: Names) -> dict[tuple[str, str], dict[str, tuple[Shape, 
     found: dict[tuple[str, str], dict[str, tuple[Shape, Tensor]]] = {}
     for tensor in names.checkpoint.tensors.values():
         match = _PROJECTION.match(tensor.name) if ".experts." not in tensor.name else None
-        if match is None or _TOWER.search(match["front"]):
+        if match is None or TOWER.search(match["front"]):
             continue
         linear = names.linears.get(split_name(tensor.name)[0])
         if not _decodes_to_its_shape(names, linear, tensor):
@@ -95,7 +90,7 @@ def _sizes(
     hidden = _number(config, "hidden_size", "n_embd", "d_model", "dim")
     vocabulary = _number(config, "vocab_size")
     for tensor in names.checkpoint.tensors.values():
-        if _EMBEDDING.search(tensor.name) and len(tensor.shape) == 2 and not _TOWER.search(tensor.name):
+        if EMBEDDING.search(tensor.name) and len(tensor.shape) == 2 and not TOWER.search(tensor.name):
             if (
                 vocabulary
                 and tensor.shape[0] < vocabulary
@@ -215,20 +210,8 @@ def _ends(names: Names) -> Iterator[Finding]:
     ):
         return
     ends = [name for name in names.checkpoint.tensors if "weight" in name and len(name) <= NAME_CHARS_MAX]
-    if not any(_EMBEDDING.search(name) or "embed" in name for name in ends):
+    if not any(EMBEDDING.search(name) or "embed" in name for name in ends):
         yield Finding("embedding-missing", "", "", "an embedding, such as model.embed_tokens.weight", "none")
     has_head = any(_HEAD.search(name) and not re.search(r"\.(layers|h|blocks)\.\d", name) for name in ends)
-    if not has_head and names.tied is False:
+    if not has_head and tied(config) is False:
         yield Finding("head-missing", "", "lm_head.weight", "a head, as tie_word_embeddings is false", "none")
-
-
-def tied_pair(names: Names) -> tuple[Tensor, Tensor] | None:
-    """(head, embedding) that a tied model stores twice, of one dtype and shape: they must be equal."""
-    if names.tied is not True:
-        return None
-    tensors = names.checkpoint.tensors
-    head = next((t for n, t in tensors.items() if n.endswith("lm_head.weight")), None)
-    embedding = next((t for n, t in tensors.items() if _EMBEDDING.search(n) and not _TOWER.search(n)), None)
-    if head is None or embedding is None or (head.dtype, head.shape) != (embedding.dtype, embedding.shape):
-        return None
-    return (head, embedding) if head.dtype in FLOATS else None

@@ -15,6 +15,7 @@ from shardmill.verify.formats.fused import fused_groups, fused_names, kind_of
 from shardmill.verify.formats.schemes import FLOATS, Linear
 from shardmill.verify.questions.loads_vllm import float_modules
 from shardmill.verify.questions.stacks import Stacks, stacks_of
+from shardmill.verify.questions.tied import text_of, tied
 from shardmill.verify.reading.checkpoint import Checkpoint
 from shardmill.verify.rules.findings import Finding
 
@@ -50,8 +51,7 @@ class Names:
 
     @property
     def text_config(self) -> Mapping[str, object]:
-        text = self.checkpoint.config.get("text_config")
-        return text if isinstance(text, dict) else self.checkpoint.config
+        return text_of(self.checkpoint.config)
 
     @property
     def whole(self) -> bool:
@@ -60,13 +60,6 @@ class Names:
         named = set(checkpoint.index.weight_map.values()) if checkpoint.index is not None else set()
         here = {file for file in checkpoint.files if file.endswith(".safetensors") and "/" not in file}
         return (named | here) - checkpoint.copies <= checkpoint.headers.keys()
-
-    @property
-    def tied(self) -> bool | None:
-        """What the config says of tied embeddings, None where it says nothing or two things."""
-        places = (self.checkpoint.config, self.text_config)
-        said = {value for place in places if isinstance(value := place.get("tie_word_embeddings"), bool)}
-        return said.pop() if len(said) == 1 else None
 
     def count(self, *keys: str) -> int:
         """The first of these whole numbers that the config has, else 0."""
@@ -132,7 +125,7 @@ def excludes_match(names: Names) -> Iterator[Finding]:
         yield Finding("excludes-all-idle", CONFIG, "", "exclusions that match the checkpoint's modules", got)
         return
     leaves = sorted({name.rpartition(".")[2] for name in known})
-    headless = names.tied is not False and not any(map(_HEAD.search, known))
+    headless = tied(names.checkpoint.config) is not False and not any(map(_HEAD.search, known))
     for pattern in idle:
         if headless and _HEAD.search(pattern.text):
             continue

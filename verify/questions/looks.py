@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from shardmill.verify.formats.declared import declaration
 from shardmill.verify.formats.linear import Linear
-from shardmill.verify.formats.look import Plan, Sightings
+from shardmill.verify.formats.look import Plan, Sightings, block_bytes
 from shardmill.verify.formats.values import float_rules, value_rules
-from shardmill.verify.questions.block_scales import block_bytes, block_faults, block_looks
 from shardmill.verify.questions.dead_data import as_published, judged_for_zeros, zero_faults
 from shardmill.verify.questions.index_values import index_faults
 from shardmill.verify.questions.twins import twin_faults
@@ -29,13 +27,18 @@ def plans_of(checkpoint: Checkpoint, linears: Mapping[str, Linear]) -> dict[str,
         if linear.grid is not None and linear.grid.dtype in _BYTES
     }
     laws |= float_rules(tensors, laws.keys() | by_weight.keys())
-    plans: dict[str, Plan] = {}
+    plans = {
+        name: Plan(tensors[name], law, False, 0, name in grids)
+        for name, law in laws.items()
+        if name not in by_weight
+    }
     for name, tensor in tensors.items():
         linear = by_weight.get(name)
-        runs = judged_for_zeros(tensor, by_weight)
-        if name in laws or runs or linear is not None:
-            in_block = block_bytes(linear) if linear is not None else 0
-            plans[name] = Plan(tensor, laws.get(name), runs, in_block, name in grids)
+        if linear is not None or len(tensor.shape) > 1:
+            runs = judged_for_zeros(tensor, by_weight)
+            if runs or linear is not None:
+                in_block = block_bytes(linear) if linear is not None else 0
+                plans[name] = Plan(tensor, laws.get(name), runs, in_block, name in grids)
     return plans
 
 
@@ -43,13 +46,15 @@ def sight_faults(
     checkpoint: Checkpoint, linears: Mapping[str, Linear], sightings: Sightings
 ) -> Iterator[Finding]:
     """What the sights of the whole pass come to: dead data, blocks without their scales, indices out of range."""
-    declared = declaration(checkpoint.quantization)[0] if checkpoint.quantization else None
     vouched: set[str] = set()
-    for look in block_looks(checkpoint, linears.values(), declared, sightings):
-        yield from block_faults(look)
-        name = look.matrix.tensor.name
-        if look.vouches(sightings.runs.get(name, ())):
-            vouched.add(name)
+    if sightings.zero_blocks or sightings.zero_scales:
+        from shardmill.verify.questions.block_scales import block_faults, block_looks
+
+        for look in block_looks(checkpoint, linears.values(), sightings):
+            yield from block_faults(look)
+            name = look.matrix.tensor.name
+            if look.vouches(sightings.runs.get(name, ())):
+                vouched.add(name)
     yield from as_published(checkpoint, zero_faults(checkpoint, sightings, vouched))
     yield from index_faults(checkpoint, linears)
     yield from twin_faults(checkpoint, sightings)

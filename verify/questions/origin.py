@@ -20,7 +20,6 @@ from shardmill.verify.formats.fused import fused_groups
 from shardmill.verify.formats.linear import FLOATS, SECOND, Linear
 from shardmill.verify.formats.matrices import (
     Matrix,
-    OpenFiles,
     can_decode,
     decoded,
     largest,
@@ -33,6 +32,7 @@ from shardmill.verify.formats.table import FORMS
 from shardmill.verify.questions.companions import names_here
 from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
 from shardmill.verify.reading.header import DTYPE_BITS
+from shardmill.verify.reading.open_files import OpenFiles
 from shardmill.verify.reading.parents import open_parent
 from shardmill.verify.reading.source import Source
 from shardmill.verify.rules.findings import Finding, Report

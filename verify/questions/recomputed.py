@@ -13,7 +13,6 @@ from shardmill.verify.formats.laws import REBLOCK, bf16, nvfp4_of_mxfp4
 from shardmill.verify.formats.linear import F32, SECOND, U8
 from shardmill.verify.formats.matrices import (
     Matrix,
-    OpenFiles,
     decoded,
     floats,
     largest,
@@ -23,6 +22,7 @@ from shardmill.verify.formats.matrices import (
 )
 from shardmill.verify.questions.recomputable import OF_POWERS, Weight
 from shardmill.verify.reading.header import DTYPE_BITS, Tensor
+from shardmill.verify.reading.open_files import OpenFiles
 from shardmill.verify.rules.findings import Finding
 
 Place = tuple[int, int, int, int]  # first row, row after the last, first column, column after the last

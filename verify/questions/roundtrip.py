@@ -20,7 +20,6 @@ from shardmill.verify.formats.fused import kind_of
 from shardmill.verify.formats.laws import REBLOCK, RECAST
 from shardmill.verify.formats.matrices import (
     Matrix,
-    OpenFiles,
     can_decode,
     decoded,
     matrix_of,
@@ -34,6 +33,7 @@ from shardmill.verify.questions.coverage import form_of
 from shardmill.verify.questions.local_errors import MOVED, LocalErrors
 from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
 from shardmill.verify.reading.manifest import Conversion
+from shardmill.verify.reading.open_files import OpenFiles
 from shardmill.verify.reading.parents import open_parent
 from shardmill.verify.reading.progress import Progress
 from shardmill.verify.reading.source import Source

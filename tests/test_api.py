@@ -33,6 +33,15 @@ def test_problems_are_exceptions_with_a_sentence(tmp_path: Path) -> None:
         api.plan(tmp_path / "nowhere", write_recipe(tmp_path))
 
 
+def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/api.md, as its reader has it: a folder `parent` and a recipe `mine.toml` in the working folder."""
+    write_parent(tmp_path / "parent"), write_recipe(tmp_path).rename(tmp_path / "mine.toml")
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[1] / "docs/api.md").read_text()
+    exec(page.partition("```python\n")[2].partition("```")[0], {})
+    assert (tmp_path / "child/model.safetensors.index.json").exists()
+
+
 def test_every_name_of_the_api_is_there() -> None:
     """`__all__` names nothing that is absent."""
     assert [name for name in api.__all__ if not hasattr(api, name)] == []

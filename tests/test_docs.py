@@ -127,6 +127,25 @@ def test_a_command_of_a_page_runs(
     assert result.exit_code == 0, (given, result.output[-600:])
 
 
+def test_the_tutorials_change_of_a_recipe_is_one_that_explain_takes(home: Path, tmp_path: Path) -> None:
+    """Step 4, as its words say: another action, no block, no numerics, a reason."""
+    head, family, rest = re.split(r"(?<=\n)(?=\[\[family\]\])", (home / "mine.toml").read_text(), maxsplit=2)
+    assert 'action = "quantize"' in family
+    changed = re.sub(r'action = "quantize"', 'action = "keep"\nreason = "..."', family)
+    changed = re.sub(r"^(block|numerics) = .*\n", "", changed, flags=re.MULTILINE)
+    (tmp_path / "mine.toml").write_text(head + changed + rest)
+    words = [
+        "-c",
+        str(tmp_path / "mine.toml"),
+        "--parent",
+        str(home / "parent"),
+        "--out",
+        str(home / "child"),
+    ]
+    result = CliRunner().invoke(shardmill, ["explain", *words], catch_exceptions=False)
+    assert (result.exit_code, "now kept" in result.output) == (0, True), result.output
+
+
 def test_what_is_not_run_is_tested_elsewhere() -> None:
     """Each reason names a test that is there, and each is needed by a page."""
     assert all((ROOT / test).exists() for test in HELD_ELSEWHERE.values())

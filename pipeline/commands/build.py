@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from shardmill.pipeline.commands.options import (
     parent_option,
     recipe_option,
     show_json,
+    show_next,
     source_option,
     tell,
 )
@@ -70,7 +70,13 @@ class Workers(click.ParamType[int]):
     show_default=True,
     help="Processes that make shards; auto: as many as cores and memory allow.",
 )
-@click.option("--kernel", type=click.Choice(["auto", "numpy", "numba"]), default="auto", show_default=True)
+@click.option(
+    "--kernel",
+    type=click.Choice(["auto", "numpy", "numba"]),
+    default="auto",
+    show_default=True,
+    help="What encodes the weights; auto: numba where it is installed and worth its start. The bytes are the same.",
+)
 @click.option(
     "--passthrough",
     type=click.Choice(["copy", "reflink", "hardlink"]),
@@ -169,7 +175,7 @@ def _report(done: _Done, out: Path, parents: list[str], started: float, as_json:
         show_json("build", {**_as_json(done), "seconds": round(seconds, 3)})
         return
     _show(done, out, seconds)
-    click.echo(f"Next:  {shlex.join(['shardmill', 'verify', 'all', str(out), *parents])}")
+    show_next("shardmill", "verify", "all", str(out), *parents)
 
 
 def _built(prepared: Prepared, out: Path, settings: Settings, quiet: bool) -> _Done:

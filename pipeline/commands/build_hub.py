@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardmill.pipeline.commands.options import is_quiet, show_json, teller
+from shardmill.pipeline.commands.options import is_quiet, show_json, show_next, teller
 from shardmill.pipeline.commands.printable import printable
 from shardmill.pipeline.commands.progress import counted, human, meter
 from shardmill.pipeline.commands.publish import HubPlace, sentence, ways_of
@@ -113,4 +112,4 @@ def _show(done: Streamed, prepared: Prepared, place: Place, seconds: float) -> N
     click.echo(f"{place}: {sentence(ways_of(done.publication))}")
     click.echo(f"commit {done.commit}")
     words = ["shardmill", "verify", "all", str(place), "--parent", place_of(prepared.parent.folder)]
-    click.echo(f"Next:  {shlex.join(words)}")
+    show_next(*words)

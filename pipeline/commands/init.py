@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardmill.pipeline.commands.options import json_option, lossless_option, renamed_option, show_json
+from shardmill.pipeline.commands.options import (
+    json_option,
+    lossless_option,
+    renamed_option,
+    show_json,
+    show_next,
+)
 from shardmill.pipeline.commands.parent import ParentFolder
 from shardmill.pipeline.commands.printable import printable
 from shardmill.pipeline.commands.progress import human
@@ -86,7 +91,7 @@ def init(
     if lossless:
         _refuse_losses(made.text, parent, quiet=as_json)
     out.write_text(made.text, encoding="utf-8")
-    (_show_json if as_json else _show)(made, out, parent, doubts(headers))
+    (_show_json if as_json else _show)(made, out, parent, [*doubts(headers), *_unread(made, out)])
 
 
 def _drafted(
@@ -154,19 +159,30 @@ def _show_json(made: Any, out: Path, parent: Path, warnings: Sequence[str]) -> N
     show_json("init", facts)
 
 
+def _unread(made: RecipeDraft, out: Path) -> list[str]:
+    """What stops the draft's plan until a person decides."""
+    if not made.unread:
+        return []
+    sentence = (
+        f"plan refuses this recipe as it is: {made.unread}; if transformers need not read the result, remove the # "
+        f"before `loaders` in {out}; else draft with another --profile or --to"
+    )
+    return [sentence]
+
+
 def _largest_left(made: Any) -> str:
     kept = max(
         (f for f in made.plan.families if f.action == "keep"), key=lambda f: f.bytes_before, default=None
     )
-    return f"; the largest part left is {kept.name}, {human(kept.bytes_before)}" if kept else ""
+    return f"; the largest family that stays is {kept.name!r}, {human(kept.bytes_before)}" if kept else ""
 
 
 def _show(made: Any, out: Path, parent: Path, warnings: Sequence[str]) -> None:
     plan = made.plan
     before = sum(family.bytes_before for family in plan.families)
     click.echo(
-        f"{out}: {len(plan.conversions):,} weights convert, {made.share:.0%} of the bytes; {human(before)} become "
-        f"{human(plan.tensor_bytes)}{_largest_left(made)}"
+        f"{out}, profile {made.profile}: {len(plan.conversions):,} weights convert, {made.share:.0%} of the bytes; "
+        f"{human(before)} become {human(plan.tensor_bytes)}{_largest_left(made)}"
     )
     for family in plan.families:
         why = f": {family.reason}" if family.reason else ""
@@ -182,4 +198,4 @@ def _show(made: Any, out: Path, parent: Path, warnings: Sequence[str]) -> None:
             click.echo(f"  {glob}")
     for sentence in warnings:
         click.echo(f"warning: {printable(sentence)}")
-    click.echo(f"Next:  {shlex.join(['shardmill', 'plan', '-c', str(out), '--parent', place_of(parent)])}")
+    show_next("shardmill", "plan", "-c", str(out), "--parent", place_of(parent))

@@ -88,6 +88,7 @@ _USAGE = (
     MissingExtraError,
     OutputFolderError,
 )  # what a user asked for can't be done: exit code 2
+_BEFORE_THE_COMMAND = ("-q", "--quiet", "-v", "--verbose", "-V", "--version")
 _NOBODY_READS = 128 + signal.SIGPIPE  # as of any program whose reader went away; never the code of a verdict
 _INTERRUPTED, _TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 
@@ -162,7 +163,9 @@ def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> No
     callback=_show_version,
     help="The version, the kernel and the extras.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="No progress and no notes; answers and errors alone.")
+@click.option(
+    "-q", "--quiet", is_flag=True, help="Answers and errors alone: no progress, notes or next steps."
+)
 @click.option("-v", "--verbose", is_flag=True, help="Say at the end what the command took.")
 @click.pass_context
 def shardmill(context: click.Context, quiet: bool, verbose: bool) -> None:
@@ -229,7 +232,7 @@ def answer() -> int:
         click.echo(left.code, err=True)
         return 1
     except click.ClickException as error:
-        error.show()
+        _with_hint(error).show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return _stopped("stopped", _INTERRUPTED)
@@ -242,7 +245,7 @@ def answer() -> int:
         return _NOBODY_READS
     except OSError as error:
         where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
-        told = printable(f"{where}{error.strerror or error}")
+        told = printable(f"{where}{_why(error)}")
         click.echo(f"Error: {told}; correct that and run the same command again", err=True)
         return 1
     except RuntimeError as error:
@@ -252,6 +255,37 @@ def answer() -> int:
             f"Error: {error}; raise the limit of processes (ulimit -u) and run the command again", err=True
         )
         return 1
+
+
+def _with_hint(error: click.ClickException) -> click.ClickException:
+    """The same, with what to write where an option is in the wrong place or a place lacks its option."""
+    if isinstance(error, click.NoSuchOption) and error.option_name in _BEFORE_THE_COMMAND:
+        said = f"{error.message} It belongs before the command: shardmill {error.option_name} ..."
+        return click.UsageError(said, error.ctx)
+    if isinstance(error, click.MissingParameter) and error.ctx is not None and _wants_parent(error):
+        words = sys.argv[2:]
+        for before, word in zip(["", *words], words, strict=False):
+            if not before.startswith("-") and (Path(word).is_dir() or word.startswith("hf://")):
+                return click.UsageError(f"{error.format_message()} Write: --parent {word}", error.ctx)
+    return error
+
+
+def _wants_parent(error: click.MissingParameter) -> bool:
+    """Whether --parent is missing of a command that takes no other place."""
+    places = (
+        [each for each in error.ctx.command.params if isinstance(each, click.Argument)] if error.ctx else []
+    )
+    return not places and error.param is not None and error.param.name == "parent"
+
+
+def _why(error: OSError) -> str:
+    """The system's words, which don't say that it is the folder which is not there."""
+    name = error.filename
+    if isinstance(error, FileNotFoundError) and isinstance(name, str | bytes):
+        folder = Path(os.fsdecode(name)).parent
+        if not folder.exists():
+            return f"the folder {folder} does not exist"
+    return str(error.strerror or error)
 
 
 def _lost_its_reader() -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -126,3 +128,18 @@ def is_quiet() -> bool:
     """Whether the user gave `shardmill -q`."""
     context = click.get_current_context(silent=True)
     return context is not None and bool(context.find_root().params.get("quiet"))
+
+
+def show_next(*words: str) -> None:
+    """The command that most people give next; not under `-q`."""
+    if not is_quiet():
+        click.echo(f"Next:  {' '.join(map(_quoted, words))}")
+
+
+def _quoted(word: str) -> str:
+    """As a shell reads it; a file's name that is no UTF-8 by its bytes."""
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return "$'" + "".join(f"\\x{byte:02x}" for byte in os.fsencode(word)) + "'"
+    return shlex.quote(word)

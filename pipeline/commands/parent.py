@@ -51,4 +51,8 @@ class NamedFolder(click.ParamType):  # type: ignore[type-arg]  # no generic befo
 
 
 def _hint(value: str) -> str:
-    return ", or hf://org/repo@revision, in small letters" if "://" in value else ""
+    """What a place on a network lacks: all other places than folders begin with hf://."""
+    if "://" not in value:
+        return ""
+    small = ", in small letters" if value.lower().startswith("hf://") else ""
+    return f", or hf://org/repo@revision{small}"

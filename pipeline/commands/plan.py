@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from shardmill.pipeline.commands.options import (
     parent_option,
     recipe_option,
     show_json,
+    show_next,
     source_option,
 )
 from shardmill.pipeline.commands.progress import meter
@@ -40,7 +40,10 @@ _SEED_BITS = 32  # enough that nobody can foresee the draw, few enough to type
     "Folder that a build would write; for the free disk, and whether a build can go there.", required=False
 )
 @click.option(
-    "--probe", "probing", is_flag=True, help="Sample blocks: which families are copies of native FP8?"
+    "--probe",
+    "probing",
+    is_flag=True,
+    help="Read some blocks of each family: which were FP8 before, so that `recover/1` gives them back exactly?",
 )
 @lossless_option
 @click.option(
@@ -91,7 +94,7 @@ def plan(
         name = prepared.plan.recipe if is_shipped(recipe) else str(recipe)
         words = ["shardmill", "build", "-c", name, *parent_words(parent, dict(sources))]
         words += ["--out", str(out) if out else "OUT"]
-        click.echo(f"Next:  {shlex.join(words)}")
+        show_next(*words)
 
 
 def _sampled(probed: Probed) -> dict[str, Any]:

@@ -190,4 +190,5 @@ def sentence(ways: dict[str, Any]) -> str:
     return ", ".join(
         f"{counted(len(ways[word]['files']), 'file')} {word} ({ways[word]['bytes']:,} bytes)"
         for word in ("sent", "copied", "found", "kept", "deleted")
+        if ways[word]["files"] or word == "sent"
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from shardmill.pipeline.commands.options import json_option, show_json
+from shardmill.pipeline.commands.options import json_option, show_json, show_next
 from shardmill.pipeline.recipe.shipped import nearest_shipped, purpose, shipped
 
 
@@ -51,4 +51,4 @@ def _extends(path: Path) -> str:
 def _show() -> None:
     for name, path in shipped().items():
         click.echo(f"{name}\n    {purpose(path)}")
-    click.echo("Next:  shardmill plan -c NAME --parent DIR")
+    show_next("shardmill", "plan", "-c", "NAME", "--parent", "DIR")

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 import click
 
+from shardmill.pipeline.commands.options import show_next
 from shardmill.pipeline.toy.sizes import SIZES
 
 
-@click.command(
-    "toy-parent",
-    epilog="Example:  shardmill toy-parent build/toy-parent --size tiny",
-)
+@click.command("toy-parent")
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
 @click.option(
     "--size",
@@ -27,6 +24,8 @@ def toy_parent(folder: Path, name: str) -> None:
     """Make a parent checkpoint in DIR that has the structure of GLM-5.3-Flash's and is made of integers.
 
     The same size gives the same bytes everywhere. A folder that already holds it whole is left as it is.
+
+    Example: shardmill toy-parent build/toy-parent --size tiny
     """
     from shardmill.pipeline.commands.progress import meter
     from shardmill.pipeline.toy.write import check_folder, is_whole, toy_headers, write_parent
@@ -44,4 +43,4 @@ def toy_parent(folder: Path, name: str) -> None:
             progress.begin(file_bytes)
             write_parent(folder, size, headers, progress.advance)
         click.echo(f"{what}{', all but the headers holes' if size.sparse else ''}.")
-    click.echo(f"Next:  shardmill plan --parent {shlex.quote(str(folder))}")
+    show_next("shardmill", "plan", "-c", "glm-5.3-flash-fp8", "--parent", str(folder))

@@ -62,7 +62,9 @@ def read_header(path: Path, shard: str) -> Header:
                 )
             text = file.read(length)
     except OSError as error:
-        raise CheckpointError(f"{shard}: cannot be read: {error.strerror}") from error
+        raise CheckpointError(
+            f"{shard}: cannot be read: {error.strerror}; make it readable, or fetch it again"
+        ) from error
     header = parse_header(text, shard)
     if header.file_bytes != size:
         kind = "truncated" if size < header.file_bytes else "followed by bytes that no tensor owns"

@@ -89,6 +89,8 @@ def _refusal(error: Exception, endpoint: str) -> str:
     if status in (401, 403, 404):
         return f"no such repository at {endpoint}, or it is not for you to see: correct the name, or set HF_TOKEN"
     said = (str(error).strip().splitlines() or [kind])[0]
+    if status is None:
+        return f"the hub at {endpoint} cannot be reached: {said[:200]}; HF_ENDPOINT names another"
     return f"the hub at {endpoint} answers: {said[:200]}; HF_ENDPOINT names another"
 
 

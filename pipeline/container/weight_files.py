@@ -86,7 +86,9 @@ def json_object(path: Path) -> dict[str, Any]:
             # Fails on lone surrogates, which no file of ours can hold: an escape or json.loads lets them in.
             json.dumps(value, ensure_ascii=False).encode()
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+        raise CheckpointError(
+            f"{path}: cannot be read: {error.strerror}; make it readable, or fetch it again"
+        ) from None
     except (ValueError, RecursionError) as error:
         problem = json_problem(data) or f"is not valid JSON ({error}); fetch it again"
         raise CheckpointError(f"{path.name}: {problem}") from None

@@ -162,7 +162,7 @@ FORMAT: Final = Format(
             _PACKED,
             entry=_declared,
             law=COMPRESSED,
-            unread_expert="transformers unpacks an expert without its weight_global_scale: wrong numbers, no word",
+            unread_expert="transformers unpacks an expert without its weight_global_scale: wrong numbers, unannounced",
         ),
     ),
     parts=_parts,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from shardmill.pipeline.errors import PlanError
 from shardmill.pipeline.formats import formats
 from shardmill.pipeline.formats.module import is_further_part
-from shardmill.pipeline.init.decide import Aim, Decision, axes_of, deals_kv, decide, fused, kv_heads
+from shardmill.pipeline.init.decide import Aim, Decision, axes_of, deals_kv, decide, fused, kv_heads, undone
 from shardmill.pipeline.init.look import UNKNOWN, text_config
 from shardmill.pipeline.init.names import by_pattern, globs_for, numbers
 from shardmill.pipeline.init.vocabulary import NATIVE_FP8, Group, family_name
@@ -46,6 +46,10 @@ class RecipeDraft:
     text: str
     plan: Plan
     unknown: tuple[str, ...]  # globs of what was kept because it is not known
+    profile: str
+    unread: str = (
+        ""  # why not every loader of the profile can read the result: plan refuses until one is named
+    )
 
     @property
     def share(self) -> float:
@@ -105,7 +109,7 @@ def draft(
     recipe = replace(recipe, unread=unread)
     sizes = tuple(at.tensor_parallel for at in plan.loads if at.reason is None)
     unknown = [glob for family in families if family.reason == UNKNOWN.reason for glob in family.match]
-    return RecipeDraft(recipe_toml(recipe, sizes, plan), plan, tuple(unknown))
+    return RecipeDraft(recipe_toml(recipe, sizes, plan), plan, tuple(unknown), profile, unread)
 
 
 def _planned_for(parent: Parent, recipe: RecipeText) -> tuple[Plan, str]:
@@ -125,10 +129,12 @@ def _refuse_nothing(decisions: Mapping[str, Decision], parent: Parent, aim: Aim)
     for name, decision in decisions.items():
         sizes[decision] += parent.tensors[name].bytes
     largest, size = max(sizes.items(), key=lambda item: item[1], default=(Decision("nothing"), 0))
-    sentence = (
-        f"{parent.folder}: 0 weights would convert to {aim}: {why_nothing(parent.tensors)}; the largest part is "
-        f"{largest.family!r} ({size:,} bytes): {largest.reason}; no recipe is written, write one by hand to convert "
-        f"what init does not know"
+    sentence = f"{parent.folder}: 0 weights would convert to {aim}: {why_nothing(parent.tensors)}; "
+    if aim != "bf16" and undone(parent, parent.tensors):
+        raise PlanError([sentence + "`--to bf16` reads it: build that first, then draft from its result"])
+    sentence += (
+        f"the largest part is {largest.family!r} ({size:,} bytes): {largest.reason}; no recipe is written, write one "
+        f"by hand to convert what init does not know"
     )
     raise PlanError([sentence])
 

@@ -133,22 +133,23 @@ ROWS: tuple[Row, ...] = (
         model_types=("gpt2", "openai-gpt", "imagegpt", "decision_transformer"),
     ),
     Row(
-        "attention of GPT's kin",
+        "attention projections",
         (
             "**.{self_attention,attention}.{query_key_value,dense}.weight",  # Falcon, BLOOM, GPT-NeoX
             "**.attn.{Wqkv,Wo,out_proj}.weight",  # MPT, ModernBERT
             "**.attn.{q,k,v}_proj.weight",  # GPT-J
             "**.h.*.attn.{c_attn,c_proj}.weight",  # the first Qwen, StarCoder
             "**.{SelfAttention,EncDecAttention}.{q,k,v,o}.weight",  # T5
-            "**.attention.self.{query,key,value}.weight",  # BERT
+            "**.attention.{self,attention}.{query,key,value}.weight",  # BERT; ViT, DINOv2
+            "**.attention.{q_lin,k_lin,v_lin,out_lin}.weight",  # DistilBERT
             "**.attention.output.dense.weight",
         ),
     ),
     Row(
-        "MLP of GPT's kin",
+        "MLP",
         (
             "**.mlp.{dense_h_to_4h,dense_4h_to_h,fc_in,fc_out,Wi,Wo}.weight",
-            "**.ffn.{up_proj,down_proj}.weight",
+            "**.ffn.{up_proj,down_proj,lin1,lin2}.weight",
             "**.h.*.mlp.{w1,w2,c_fc,c_proj}.weight",
             "**.DenseReluDense.{wi,wi_0,wi_1,wo}.weight",
             "**.layer.*.{intermediate,output}.dense.weight",
@@ -204,7 +205,9 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "embeddings",
-        ("**.{embed_tokens,word_embeddings,wte,wpe,embed_in,embed_out,shared_head.head}.weight",),
+        (
+            "**.{embed_tokens,word_embeddings,position_embeddings,token_type_embeddings,wte,wpe,embed_in,embed_out,shared_head.head}.weight",
+        ),
         "a look-up or a copy of the head, not a product that runtimes have in FP8",
     ),
     Row("biases of experts", ("**.experts.{gate_up_proj,down_proj}_bias",), "biases, no Linear"),

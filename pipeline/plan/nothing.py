@@ -66,7 +66,10 @@ def why_nothing(tensors: Mapping[str, TensorRef]) -> str:
         }
     )
     what = f", with scales like {', '.join(scales[:3])}" if scales else ", without scales beside them"
-    return f"the parent has {held} weights{what}: quantized already, and not in a form that this conversion reads"
+    return (
+        f"the parent has matrices of codes ({held}){what}: it is quantized already, and not in a form that this "
+        f"conversion reads"
+    )
 
 
 def _coded(tensors: Mapping[str, TensorRef]) -> Counter[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from socket import gaierror
 from time import sleep
 from typing import Any, TypeVar
 
@@ -39,7 +40,8 @@ def asked(what: str, ask: Callable[[], Found], let_through: tuple[type[Exception
                 raise
             response = _response(error)
             if status_of(error) != _TOO_MANY_REQUESTS or tried == _TRIES - 1:
-                raise HubError(f"{what}: the hub answers: {said(error)}{_advice(error)}") from error
+                verb = "cannot be reached" if _unreached(error) else "answers"
+                raise HubError(f"{what}: the hub {verb}: {said(error)}{_advice(error)}") from error
             sleep(seconds_asked_for(response.headers, 2.0**tried))
     raise AssertionError("the last try returns or raises")
 
@@ -54,6 +56,16 @@ def said(error: BaseException) -> str:
     text = re.sub(r" For more information check: \S+", "", text)
     text = re.sub(r"\?\S+", "?...", text)[:300]
     return f"{text}: {' '.join(str(server).split())[:200]}" if server and str(server) not in text else text
+
+
+def _unreached(error: BaseException) -> bool:
+    """Whether there is no such host, or nobody there who listens."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, (gaierror, ConnectionRefusedError)):
+            return True
+        found = found.__cause__ or found.__context__
+    return False
 
 
 def status_of(error: BaseException) -> int | None:
@@ -73,6 +85,8 @@ def _response(error: BaseException) -> Any:
 
 def _advice(error: BaseException) -> str:
     status = status_of(error)
+    if _unreached(error):
+        return "; HF_ENDPOINT names another, else run the same command again: what was sent is not sent again"
     if status in (401, 403):
         return "; log in with a token that may write there (`hf auth login`)"
     if status in (409, 412):

@@ -5,6 +5,7 @@ All problems of a recipe are gathered before any is shown, each with its line. O
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -35,6 +36,7 @@ _LAYERS_MAX = 32
 _PROBLEMS_SHOWN = 50
 _NUMBER_BITS_SHOWN = 128
 _CHARS_SHOWN = 200
+_SIDES = ("block", "source_block")
 
 
 def load(path: Path) -> Recipe:
@@ -95,10 +97,19 @@ def _layers(path: Path, readers: tuple[Path, ...]) -> list[tuple[dict[str, Any],
         )
         raise RecipeError([f"{path}: {why}; {advice}"]) from None
     except (ValueError, RecursionError) as error:  # tomllib's own, of numbers without end, of UTF-8, of depth
-        raise RecipeError([f"{path}: not valid TOML: {error}"]) from None
+        raise RecipeError([_no_toml(path, str(error))]) from None
     base = table.pop("extends", None)
     below = _layers(path.parent / str(base), (*readers, here)) if base is not None else []
     return [(table, Origin(path, text)), *below]
+
+
+def _no_toml(path: Path, said: str) -> str:
+    """tomllib's sentence with its line where all others have theirs, and the commonest cause of a wrong value."""
+    at = re.fullmatch(r"(.*) \(at line (\d+), column (\d+)\)", said, re.DOTALL)
+    if at is None:
+        return f"{path}: not valid TOML: {said}"
+    hint = "; a text needs quotes" if at[1] == "Invalid value" else ""
+    return f"{path}:{at[2]}: not valid TOML: {at[1]} (column {at[3]}){hint}"
 
 
 def _text(path: Path) -> str:
@@ -148,6 +159,8 @@ def _problem(fault: Any, origins: Mapping[str, Origin], of_families: Sequence[Or
     elif isinstance(fault["input"], str | int | float) and fault["type"] != "value_error":
         message = f"{message}, not {_shown(fault['input'])}"
     message = message.replace("Input should be", "should be").replace("valid tuple", "list")
+    if message.startswith("should be a list,") and str(place[-1]) in _SIDES:
+        message = message.replace("a list", "a list of two sides, such as [128, 128]", 1)
     return located(origin, written, message)
 
 

@@ -14,6 +14,7 @@ from operator import attrgetter
 from shardmill.kernels.block_fp8 import RECIPES
 from shardmill.pipeline.actions import ACTIONS, Action, Copy
 from shardmill.pipeline.errors import PlanError, RecipeError
+from shardmill.pipeline.plan.alike import alike
 from shardmill.pipeline.plan.mismatch import mismatch
 from shardmill.pipeline.plan.profiles import PROFILES
 from shardmill.pipeline.plan.types import Assignment, changed
@@ -62,7 +63,7 @@ def classify(checkpoint: Checkpoint, parent: Parent) -> tuple[Assignment, ...]:
     problems += _capped(_ambiguities(of_odd), "tensors without exactly one family")
     problems += _counts(recipe.family, assignments, differing)
     problems += _capped(_split_twice(of_odd), "weights that two [[parallel]] tables match")
-    problems += _capped(_unfit(differing, assigned, parent), "tensors that cannot be converted")
+    problems += _capped(alike(_unfit(differing, assigned, parent)), "reasons not to convert")
     problems += _capped(torn_pairs(assignments, parent.tensors), "tensors without what they belong to")
     problems += _capped(mixed_origins(assignments, recipe.fused, parent), "weights of two checkpoints")
     problems += _capped(_orphans(families, differing), "scales that would be consumed")
@@ -194,8 +195,11 @@ def _counts(
 
 def _unfit(
     differing: Iterable[Assignment], assigned: Mapping[str, Assignment], parent: Parent
-) -> Iterable[str]:
-    """differing: those of `assigned`, by the parent's tensors, that don't copy; a copy fits whatever there is."""
+) -> Iterable[tuple[str, str]]:
+    """(tensor, reason) of each that its action does not fit.
+
+    differing: those of `assigned`, by the parent's tensors, that don't copy; a copy fits whatever there is.
+    """
     for each in differing:
         reason = (
             each.action.why_unfit(each.source, parent.tensors)
@@ -203,7 +207,7 @@ def _unfit(
             or _why_scales_collide(each, assigned)
         )
         if reason:
-            yield f"{each.source.name} in {each.source.shard}: {reason}"
+            yield f"{each.source.name} in {each.source.shard}", reason
 
 
 def _why_scales_stay(each: Assignment, assigned: Mapping[str, Assignment]) -> str | None:

@@ -17,6 +17,7 @@ import click
 import pytest
 
 from shardmill.pipeline.commands import main as commands
+from shardmill.pipeline.commands.options import show_next
 from shardmill.pipeline.commands.progress import meter
 from shardmill.pipeline.manifest.store import Store
 from shardmill.pipeline.run import build as run
@@ -264,6 +265,11 @@ def test_the_short_way_out_sees_what_changed_while_the_last_build_was_at_work(
             "No such option",
         ),
         (["fly"], 2, "No such command 'fly'"),
+        (["init", "{parent}", "-o", "{here}/nodir/x.toml"], 1, "/nodir does not exist; correct that"),
+        (["plan", "--parent", "https://x.org/m"], 2, "folder, or hf://org/repo@revision\n"),
+        (["plan", "{parent}", "-c", "{recipe}"], 2, "Missing option '--parent'. Write: --parent /"),
+        (["verify", "roundtrip", "{parent}"], 2, "Missing option '--parent'.\n"),
+        (["plan", "-q"], 2, "No such option '-q'. It belongs before the command: shardmill -q ..."),
         (["toy-parent", "{here}"], 1, "holds something other than a toy parent"),
     ],
 )
@@ -607,3 +613,11 @@ def test_an_output_folder_that_is_no_place_for_a_build_is_a_usage_error(
     for out in (parent, parent / "out", tmp_path, tmp_path / "album"):
         code, _, error = shardmill("build", "-c", recipe, "--parent", parent, "--out", out)
         assert (code, "choose an" in error) == (2, True), error
+
+
+def test_the_next_step_can_be_pasted_into_a_shell(capsys: pytest.CaptureFixture[str]) -> None:
+    """Spaces are quoted, and a name that is no UTF-8 is written by its bytes."""
+    show_next("shardmill", "a b", "\udcff")
+    line = capsys.readouterr().out.removeprefix("Next:  ")
+    words = subprocess.run(["bash", "-c", f"printf '%s,' {line}"], capture_output=True, check=True).stdout
+    assert words == b"shardmill,a b,\xff,"

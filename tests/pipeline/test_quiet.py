@@ -26,7 +26,7 @@ def test_a_build_says_as_much_as_was_asked_for(
     places = ["--config", write_recipe(tmp_path), "--parent", parent, "--out", tmp_path / "out"]
     code, answer, notes = shardmill(*words, "build", *places)
     cost = re.compile(r"took \d+\.\d s, \d+\.\d s of processor time, at most \d+ MiB in one process\n")
-    assert (code, "built" in answer) == (0, True)
+    assert (code, "built" in answer, "Next:" in answer) == (0, True, "-q" not in words)
     assert bool(cost.search(notes)) is ("-v" in words)
     assert bool(cost.sub("", notes)) is ("-q" not in words)
     shard = next(name for name in reference if name.endswith(".safetensors"))

@@ -108,7 +108,12 @@ def test_two_families_of_one_name_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("a = 1\nb = = 2", "line 2"), ("\x00", "not valid TOML"), ("family = 3", "family")]
+    ("text", "words"),
+    [
+        ("a = 1\nb = = 2", "pipeline.toml:2: not valid TOML"),
+        ("\x00", "not valid TOML"),
+        ("family = 3", "family"),
+    ],
 )
 def test_what_is_no_recipe_is_refused(tmp_path: Path, text: str, words: str) -> None:
     assert any(words in problem for problem in problems(tmp_path, text))
@@ -277,3 +282,15 @@ def test_old_spellings_work_with_one_notice_each_at_its_line(tmp_path: Path) -> 
 
 def test_a_recipe_in_todays_words_has_no_notice(tmp_path: Path) -> None:
     assert load(write_recipe(tmp_path)).notices == ()
+
+
+@pytest.mark.parametrize("block", ["128", '"128"', "true"])
+def test_a_block_that_is_no_list_is_answered_with_one(tmp_path: Path, block: str) -> None:
+    [problem] = problems(tmp_path, RECIPE.replace("block = [8, 8]", f"block = {block}", 1))
+    assert "block: should be a list of two sides, such as [128, 128], not" in problem
+
+
+def test_a_text_without_quotes_is_named_with_its_line(tmp_path: Path) -> None:
+    [problem] = problems(tmp_path, "format = 1\nname = mine\n")
+    assert "pipeline.toml:2: not valid TOML" in problem
+    assert problem.endswith("a text needs quotes")

@@ -218,3 +218,28 @@ def test_progress_names_the_question_and_counts_what_it_counts(
         "reproduce: 1,000 blocks of 4,000 blocks, 50 blocks/s, 60 s left",
         "reproduce: 2,000 blocks of 4,000 blocks, 50 blocks/s, 40 s left",
     ]
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("integrety", "Did you mean integrity?"),
+        ("{child}", "To ask all of a checkpoint: verify all {child}"),
+        ("hf://org/name", "To ask all of a checkpoint: verify all hf://org/name"),
+        ("wonder", "No such command 'wonder'."),
+    ],
+)
+def test_a_question_that_is_misspelt_or_left_out_is_answered_with_the_right_call(
+    pair: tuple[Path, Path], word: str, hint: str
+) -> None:
+    result = _ask(word.format(child=pair[0]))
+    assert (result.exit_code, result.output.rstrip().endswith(hint.format(child=pair[0]))) == (2, True)
+
+
+def test_a_missing_shard_is_one_fault_and_not_one_of_each_of_its_weights(pair: tuple[Path, Path]) -> None:
+    (pair[0] / "model-00001-of-00002.safetensors").unlink()
+    found = {
+        finding["rule"] for finding in json.loads(_ask("integrity", pair[0], "--json").stdout)["findings"]
+    }
+    assert {"SM022", "SM053"} <= found
+    assert "SM060" not in found

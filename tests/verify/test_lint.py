@@ -119,3 +119,19 @@ def test_a_kda_layer_with_five_of_six_members_lacks_one(tmp_path: Path) -> None:
     model.write(tmp_path)
     (finding,) = [f for f in _lint(tmp_path).findings if f.slug == "fused-member-missing"]
     assert (finding.slug, finding.expected.split(" ")[0]) == ("fused-member-missing", "b_proj")
+
+
+@pytest.mark.parametrize(("tied", "found"), [(True, []), (None, []), (False, ["exclude-idle"])])
+def test_a_tied_head_may_be_excluded_though_no_file_holds_it(
+    tied: bool | None, found: list[str], tmp_path: Path
+) -> None:
+    """A loader builds it, and asks the exclusions; without a head an untied config has faults of its own."""
+    model = deepseek()
+    model.drop("lm_head.weight")
+    model.quantization["modules_to_not_convert"] = ["lm_head"]
+    model.config.pop("tie_word_embeddings", None)
+    if tied is not None:
+        model.config["tie_word_embeddings"] = tied
+    model.write(tmp_path)
+    slugs = [finding.slug for finding in _lint(tmp_path).findings if finding.slug.startswith("exclude")]
+    assert slugs == found

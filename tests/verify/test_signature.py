@@ -25,6 +25,7 @@ from shardmill.verify.questions.dsse import IN_TOTO, private_key, seal
 from shardmill.verify.questions.integrity import integrity
 from shardmill.verify.questions.provenance import PROVENANCE, statement, statement_bytes
 from shardmill.verify.questions.signature import ENVELOPE, SIGNATURE, check_signature, sign
+from shardmill.verify.questions.signed_files import differing
 from shardmill.verify.questions.signers import (
     Believed,
     Identity,
@@ -346,3 +347,27 @@ def test_a_signature_by_somebody_else_than_a_key_leaves_no_old_envelope(
 def test_who_signs_is_said_once(tmp_path: Path, arguments: list[str]) -> None:
     result = CliRunner().invoke(verify, [arguments[0], str(tmp_path), *arguments[1:]])
     assert (result.exit_code, "--" in result.output, "Traceback" in result.output) == (2, True, False)
+
+
+def test_the_finding_names_the_file_and_both_digests_in_hex(signed: tuple[Path, Path]) -> None:
+    """Of each file: changed, added or missing. Nothing of Python's own spelling of bytes reaches a reader."""
+    folder, public = signed
+    before = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
+    (folder / "config.json").write_bytes(b"{ }")
+    (folder / "run.py").write_bytes(b"")
+    (folder / "tokenizer.json").unlink()
+    found = {
+        finding.file: (finding.expected, finding.got)
+        for finding in check_signature(folder, PublicKey(public)).findings
+        if finding.slug == "signature-bad"
+    }
+    after = hashlib.sha256(b"{ }").hexdigest()
+    assert found["config.json"] == (f"the signed digest {before}", after)
+    assert found["run.py"] == ("no file but the signed ones", "one more")
+    assert found["tokenizer.json"] == ("the signed file", "no such file")
+
+
+def test_another_message_of_the_library_is_shown_as_it_is() -> None:
+    assert differing("Key mismatch: it is another's") == []
+    assert differing("Signature mismatch: ['a word']")[0].got == "a word"
+    assert differing("Signature mismatch: [broken") == []

@@ -23,7 +23,7 @@ def test_a_parent_that_shares_nothing_is_refused_as_usage(question: str, tmp_pat
     asked = [question, str(tmp_path / "child"), "--parent", str(tmp_path / "parent")]
     result = CliRunner().invoke(verify, asked)
     assert result.exit_code == 2
-    assert "nothing was compared" in result.output
+    assert f"nothing was compared: {tmp_path / 'parent'} holds no weights;" in result.output
 
 
 def _json(*asked: object) -> tuple[int, dict[str, Any]]:
@@ -136,3 +136,33 @@ def test_origin_without_a_parent_is_not_asked(tmp_path: Path) -> None:
     result = CliRunner().invoke(verify, ["origin", str(tmp_path / "child")])
     assert (result.exit_code, "origin: not asked" in result.output) == (2, True)
     assert "block FP8: scales in" in result.output, result.output
+
+
+def test_all_says_each_reason_once_in_the_block_of_its_question(tmp_path: Path) -> None:
+    """What was checked is a line for each question; one that was not asked has a single line in all."""
+    _of_no_known_model(tmp_path)
+    lines = CliRunner().invoke(verify, ["all", str(tmp_path)]).output.splitlines()
+    assert [line for line in lines if line.startswith("roundtrip")] == [
+        "roundtrip: not asked, because no --parent was given"
+    ]
+    assert sum("'nobodys'" in line for line in lines) == 1
+    assert "checked: lint: structure, names, scales, decoded sizes" in lines
+    assert not any(line.startswith(("not asked", "checked: loads")) for line in lines)
+
+
+def test_a_place_without_weights_is_asked_nothing_more(tmp_path: Path) -> None:
+    code, value = _json("all", tmp_path)
+    assert (code, [finding["rule"] for finding in value["findings"]]) == (1, ["SM029"])
+    assert {value["not_asked"][question] for question in ("lint", "loads", "roundtrip", "reproduce")} == {
+        "there are no weights here"
+    }
+
+
+@pytest.mark.parametrize("config", [None, "{}"])
+def test_a_config_that_names_no_model_is_said_to_name_none(config: str | None, tmp_path: Path) -> None:
+    plain().write(tmp_path)
+    (tmp_path / "config.json").unlink()
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    reason = _json("loads", tmp_path)[1]["not_asked"]["loads"]
+    assert (reason.count("no config.json names a model_type"), "None" in reason) == (1, False)

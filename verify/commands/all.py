@@ -21,7 +21,7 @@ from shardmill.verify.questions.lint import LintOptions, lint
 from shardmill.verify.questions.loads import loads
 from shardmill.verify.questions.reproduce import reproduce
 from shardmill.verify.questions.roundtrip import Limits, roundtrip
-from shardmill.verify.questions.signature import check_signature
+from shardmill.verify.questions.signature import SIGNATURE, check_signature
 from shardmill.verify.questions.signers import PublicKey, SigningError
 from shardmill.verify.reading.source import Folder, Source
 from shardmill.verify.rules.findings import Finding, Report
@@ -36,7 +36,7 @@ from shardmill.verify.rules.findings import Finding, Report
     "--public-key",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="PEM",
-    help="The publisher's: adds signature.",
+    help="The publisher's key: adds signature.",
 )
 @source_option
 @seed_option
@@ -64,13 +64,21 @@ def all_command(
 
 
 def ask_all(source: Source, parent: Source | None, bar: Bar, seed: int | None = None) -> list[Report]:
+    """The answers in order. Where there are no weights, `integrity` says so and nothing else can be asked."""
+    whole = integrity(source, parent, progress=bar.of("integrity"))
+    if whole.count("no-weights"):
+        others = ("lint", "loads", "roundtrip", "reproduce")
+        return [whole, *(_unasked(question, "there are no weights here") for question in others)]
     reports = [
-        integrity(source, parent, progress=bar.of("integrity")),
+        whole,
         lint(source, LintOptions(seed=seed), bar.of("lint")),
         unasked(loads(source, beside=True), "loads"),
     ]
     if parent is None:
-        return [*reports, *(_without_parent(question) for question in ("roundtrip", "reproduce"))]
+        return [
+            *reports,
+            *(_unasked(question, "no --parent was given") for question in ("roundtrip", "reproduce")),
+        ]
     return [
         *reports,
         unasked(roundtrip(source, parent, Limits(), progress=bar.of("roundtrip")), "values"),
@@ -78,9 +86,9 @@ def ask_all(source: Source, parent: Source | None, bar: Bar, seed: int | None = 
     ]
 
 
-def _without_parent(question: str) -> Report:
+def _unasked(question: str, reason: str) -> Report:
     report = Report(question)
-    report.cannot_ask("no --parent was given")
+    report.cannot_ask(reason)
     return report
 
 
@@ -90,11 +98,10 @@ def _signature(source: Source, public_key: Path | None) -> Report:
             return check_signature(source.root, PublicKey(public_key))
         except SigningError as error:
             raise click.UsageError(str(error)) from None
-    report = Report("signature")
-    report.cannot_ask(
-        "no --public-key was given" if public_key is None else "only a folder has files to hash"
-    )
-    return report
+    if public_key is not None:
+        return _unasked("signature", "only a folder has files to hash")
+    signed = isinstance(source, Folder) and (source.root / SIGNATURE).is_file()
+    return _unasked("signature", f"{f'{SIGNATURE} is here, but ' if signed else ''}no --public-key was given")
 
 
 def together(reports: list[Report]) -> Report:

@@ -22,7 +22,7 @@ _file = click.Path(exists=True, dir_okay=False, path_type=Path)
     multiple=True,
     type=_file,
     metavar="PEM",
-    help="Of one whose word counts; may be given more than once.",
+    help="The key of one whose word counts; may be given more than once.",
 )
 @output_options
 def attested_command(

@@ -7,7 +7,10 @@ sentence and stops nothing else.
 from __future__ import annotations
 
 import importlib
+import shlex
 from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 import click
@@ -74,6 +77,22 @@ class Questions(click.Group):
         except ImportError as error:
             return _absent(cmd_name, line, str(error))
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """click's own; where there is no such question, with the nearest names, or the question that a place lacks."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            close = get_close_matches(args[0], QUESTIONS, n=2)
+            if close:
+                hint = f" Did you mean {' or '.join(close)}?"
+            elif Path(args[0]).exists() or args[0].startswith(("hf://", "https://", "http://")):
+                hint = f" To ask all of a checkpoint: {ctx.command_path} all {shlex.quote(args[0])}"
+            else:
+                raise
+            raise click.UsageError(error.message + hint, ctx) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         """Whatever a server or a file says reaches the terminal without its control characters."""

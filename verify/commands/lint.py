@@ -38,7 +38,7 @@ def _list_rules(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 @click.option(
     "--tp", callback=_sizes, metavar="SIZES", help="Tensor-parallel sizes that must work, like 1,2."
 )
-@click.option("--select", metavar="RULES", help="Only these rules: ids, fronts of ids (SM1), slugs.")
+@click.option("--select", metavar="RULES", help="Only these rules: ids, id prefixes (SM1) or slugs.")
 @click.option(
     "--ignore",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -46,7 +46,12 @@ def _list_rules(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     help="Findings to leave out: lines of `RULE [PATTERN]  # reason`.",
 )
 @click.option(
-    "--list-rules", is_flag=True, is_eager=True, expose_value=False, callback=_list_rules, help="Show all."
+    "--list-rules",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_list_rules,
+    help="Show every rule, and stop.",
 )
 @seed_option
 @remote_options

@@ -12,7 +12,7 @@ from shardmill.verify.questions.loads import LOADERS, RUNTIMES, loads
 @click.command("loads")
 @click.argument("place", metavar="DIR")
 @click.option(
-    "--loader", type=click.Choice(LOADERS), help="Of one loader alone.  [default: all with a table]"
+    "--loader", type=click.Choice(LOADERS), help="Ask about this loader alone.  [default: all with a table]"
 )
 @click.option(
     "--runtime",

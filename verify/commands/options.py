@@ -40,7 +40,7 @@ def remote_options(command: F) -> F:
         metavar="SECONDS",
         expose_value=False,
         callback=_set_timeout,
-        help="Of all requests to a remote place together.  [default: 600]",
+        help="Limit of all requests to a remote place together.  [default: 600]",
     )
     private = click.option(
         "--allow-private",

@@ -41,7 +41,7 @@ _OPTIONS = (
         type=click.Choice(FORMS),
         default="text",
         show_default=True,
-        help="Of what is printed.",
+        help="The form of what is printed.",
     ),
     click.option(
         "--attest",

@@ -17,6 +17,7 @@ from shardmill.verify.formats.encode import RECIPES
 from shardmill.verify.questions.diff import diff
 from shardmill.verify.questions.reproduce import BLOCKS, reproduce
 from shardmill.verify.questions.roundtrip import Limits, roundtrip
+from shardmill.verify.reading.source import Source
 from shardmill.verify.rules.findings import Report
 
 
@@ -73,22 +74,28 @@ def roundtrip_command(
     assert origin is not None
     with Bar() as bar:
         report = roundtrip(source, origin, limits, everything, bar)
-    _refuse_unasked(report, "values")
+    _refuse_unasked(report, "values", origin)
     answer(report, output, source, origin)
 
 
 @click.command("reproduce")
 @click.argument("place", metavar="DIR")
 @click.option("--parent", required=True, metavar="DIR", help="The checkpoint that it was made from.")
-@click.option("--blocks", type=click.IntRange(1), default=BLOCKS, show_default=True, help="How many to draw.")
-@click.option("--all", "everything", is_flag=True, help="Every block.")
+@click.option(
+    "--blocks",
+    type=click.IntRange(1),
+    default=BLOCKS,
+    show_default=True,
+    help="How many blocks are drawn and compared.",
+)
+@click.option("--all", "everything", is_flag=True, help="Compare every block.")
 @seed_option
 @click.option(
     "--numerics",
     "--recipe",  # its name before manifest format 2, for one release
     "numerics",
     type=click.Choice(RECIPES),
-    help="Of a checkpoint without a manifest, which says them.  (--recipe is its old name.)",
+    help="Those of a checkpoint that has no manifest to name them.  (--recipe is its old name.)",
 )
 @source_option
 @remote_options
@@ -112,12 +119,13 @@ def reproduce_command(
     assert origin is not None
     with Bar() as bar:
         report = reproduce(source, origin, None if everything else blocks, seed, numerics, bar)
-    _refuse_unasked(report, "blocks")
+    _refuse_unasked(report, "blocks", origin)
     answer(report, output, source, origin)
 
 
-def _refuse_unasked(report: Report, topic: str) -> None:
+def _refuse_unasked(report: Report, topic: str, parent: Source) -> None:
     """A pair of which nothing could be compared has not been judged: that is a wrong call, not a clean answer."""
     if topic in report.not_checked and not report.findings:
-        reason = report.not_checked[topic]
+        holds_weights = any(file.endswith(".safetensors") for file in parent.files())
+        reason = report.not_checked[topic] if holds_weights else f"{parent.where} holds no weights"
         raise click.UsageError(f"nothing was compared: {reason}; give the parent that DIR was made from")

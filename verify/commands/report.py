@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +15,7 @@ from shardmill.verify.commands.options import Bar, parents_at, source_at, source
 from shardmill.verify.reading.atomic import write_whole
 from shardmill.verify.report.facts import Facts
 from shardmill.verify.report.gather import NoManifestError, gather
-from shardmill.verify.rules.findings import UnreadableError
+from shardmill.verify.rules.findings import UnreadableError, printable
 
 Renderer = Callable[[Facts], str]
 PAGE, CARD, FACTS = "report.html", "card.md", "report.json"
@@ -56,9 +57,19 @@ def report(place: str, parent: str | None, others: tuple[str, ...], out: Path, a
         raise CheckpointError(
             f"{finding.file}: {finding.rule.sentence} {finding.got}; fetch it again"
         ) from None
-    text = facts.to_json()
+    text, before = facts.to_json(), _name_of_report(out)
     _write(out, {PAGE: render_page(facts), CARD: render_card(facts), FACTS: text})
-    click.echo(text if as_json else f"wrote {out / PAGE}, {CARD} and {FACTS}")
+    instead = f", in place of the report of {printable(before)}" if before not in ("", facts.name) else ""
+    click.echo(text if as_json else f"wrote {out / PAGE}, {CARD} and {FACTS}{instead}")
+
+
+def _name_of_report(out: Path) -> str:
+    """Whose report is in the folder; "" where none is."""
+    try:
+        said = json.loads((out / FACTS).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return ""
+    return str(said.get("name", "")) if isinstance(said, dict) else ""
 
 
 def _renderers() -> tuple[Renderer, Renderer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import groupby
 
 from rich.console import Console
@@ -15,7 +16,10 @@ STYLE = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: 
 
 
 def show(report: Report, console: Console) -> None:
-    """Prints the report, what was not judged and not asked above all else."""
+    """Prints the report, what was not judged and not asked above all else.
+
+    A report of several questions has a block for each, which says why one was not asked.
+    """
     for line in (*report.coverage.lines(), *_not_asked(report)):
         console.print(escape(printable(line)), highlight=False, soft_wrap=True)
     for line in report.fine:
@@ -24,24 +28,37 @@ def show(report: Report, console: Console) -> None:
         _show_rule(report, list(group), console)
     for name, value in report.facts.items():
         _show_fact(name, value, console)
-    if report.checked:
-        console.print(f"checked: {escape(', '.join(report.checked))}", highlight=False, soft_wrap=True)
-    for topic, reason in report.not_checked.items():
-        console.print(
-            f"not checked: {escape(topic)} ({escape(printable(reason))})", highlight=False, soft_wrap=True
-        )
+    for line in _looked_at(report):
+        console.print(escape(line), highlight=False, soft_wrap=True)
     console.print(_verdict(report), highlight=False, soft_wrap=True)
 
 
 def _not_asked(report: Report) -> list[str]:
-    return [f"not asked: {question}, because {reason}" for question, reason in report.not_asked.items()]
+    return [
+        f"not asked: {question}, because {reason}"
+        for question, reason in report.not_asked.items()
+        if question not in report.facts
+    ]
+
+
+def _looked_at(report: Report) -> Iterator[str]:
+    """What was checked, of several questions a line for each, and what was not, but for what was not asked at all."""
+    for question, topics in groupby(report.checked, key=lambda topic: topic.rpartition(": ")[0]):
+        if question not in report.not_asked:
+            listed = ", ".join(topic.removeprefix(f"{question}: ") for topic in topics)
+            yield f"checked: {question}: {listed}" if question else f"checked: {listed}"
+    for topic, reason in report.not_checked.items():
+        if topic.partition(": ")[0] not in report.not_asked:
+            yield f"not checked: {topic} ({printable(reason)})"
 
 
 def _show_fact(name: str, value: object, console: Console, indent: str = "") -> None:
-    """A mapping takes a line for each entry."""
-    line = f"{indent}{printable(name)}:" + ("" if isinstance(value, dict) else f" {printable(str(value))}")
+    """A mapping takes a line for each entry, but for its verdict, which stands beside its name."""
+    entries = dict(value) if isinstance(value, dict) else {}
+    beside = entries.pop("verdict", "") if isinstance(value, dict) else value
+    line = f"{indent}{printable(name)}:" + (f" {printable(str(beside))}" if beside != "" else "")
     console.print(escape(line), highlight=False, soft_wrap=True)
-    for key, item in value.items() if isinstance(value, dict) else ():
+    for key, item in entries.items():
         _show_fact(str(key), item, console, indent + "    ")
 
 

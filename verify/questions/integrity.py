@@ -141,8 +141,11 @@ def _conversion_faults(checkpoint: Checkpoint, manifest: Manifest) -> Iterator[F
 
     A conversion by numerics of another kind (packed codes, codes decoded to floats) is held to its digests alone.
     """
+    index = checkpoint.index.weight_map if checkpoint.index is not None else {}
     for name, conversion in manifest.conversions.items():
         weight = checkpoint.tensors.get(name)
+        if weight is None and name in index and index[name] not in checkpoint.headers:
+            continue  # its file is missing or unreadable, which is a finding of its own
         scale = checkpoint.tensors.get(f"{name}_scale_inv") or checkpoint.tensors.get(f"{name}_scale")
         if weight is None:
             yield Finding("conversion-record", MANIFEST, name, "the converted weight", "no such tensor")

@@ -15,7 +15,7 @@ from shardmill.verify.formats.fused import fused_groups, fused_names, kind_of
 from shardmill.verify.formats.schemes import FLOATS, Linear
 from shardmill.verify.questions.loads_vllm import float_modules
 from shardmill.verify.questions.stacks import Stacks, stacks_of
-from shardmill.verify.questions.tied import text_part
+from shardmill.verify.questions.tied import text_part, tied
 from shardmill.verify.reading.checkpoint import Checkpoint
 from shardmill.verify.rules.findings import Finding
 
@@ -32,6 +32,8 @@ MISSING_MAX = 100  # layers, or experts of a bank, that are named one by one
 NOT_LINEAR = re.compile(r"embed|norm|\bwte\b|\bwpe\b|relative_attention_bias|position|conv")
 # Left unquantized by the engines' model code for DeepSeek-style fp8 and compressed-tensors, listed or not.
 LEFT_BY_ENGINES = re.compile(r"(^|\.)(lm_head|head|gate|eh_proj|weights_proj|router|classifier|score)$")
+# Output heads by the names of their modules, BERT's last. A tied one is a module of the loader and in no file.
+_HEAD = re.compile(r"(^|\.)(lm_head|head|proj_out|embed_out|output|cls\.predictions\.decoder)$")
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,10 @@ def known_names(module: str) -> Iterator[str]:
 
 
 def excludes_match(names: Names) -> Iterator[Finding]:
-    """Every exclusion should hit a module under some known name; a list of which none does is a fault."""
+    """Every exclusion should hit a module under some known name; a list of which none does is a fault.
+
+    A tied output head is such a module, though no file holds it.
+    """
     declared = names.declared
     if declared is None or not declared.excludes.patterns:
         return
@@ -120,7 +125,10 @@ def excludes_match(names: Names) -> Iterator[Finding]:
         yield Finding("excludes-all-idle", CONFIG, "", "exclusions that match the checkpoint's modules", got)
         return
     leaves = sorted({name.rpartition(".")[2] for name in known})
+    headless = tied(names.checkpoint.config) is not False and not any(map(_HEAD.search, known))
     for pattern in idle:
+        if headless and _HEAD.search(pattern.text):
+            continue
         yield Finding(
             "exclude-idle", CONFIG, pattern.text, "a module", f"nothing{_near(pattern, leaves, len(idle))}"
         )

@@ -51,7 +51,7 @@ def loads(
         except UnaskedError as error:
             reasons[NAMES[each]] = str(error)
     if len(reasons) == (1 if loader else len(LOADERS)):
-        report.leaves_out("loads", "; ".join(reasons.values()))
+        report.leaves_out("loads", "; ".join(dict.fromkeys(reasons.values())))
         return report
     report.checks("loads")
     if len(said) > 1:

@@ -30,7 +30,7 @@ from shardmill.verify.questions.sglang_refused import (
     check_shared,
     check_size,
 )
-from shardmill.verify.questions.unasked import UnaskedError
+from shardmill.verify.questions.unasked import UnaskedError, no_table
 from shardmill.verify.reading.checkpoint import Checkpoint
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.rules.findings import Finding
@@ -55,7 +55,7 @@ def hold(checkpoint: Checkpoint) -> Held:
     kind = checkpoint.config.get("model_type")
     family = family_of(kind)
     if family is None:
-        raise UnaskedError(f"no table of {NAME}'s modules for model_type {str(kind)[:60]!r}")
+        raise no_table(NAME, checkpoint.config)
     said = checkpoint.quantization.get("quant_method")
     if family.methods and checkpoint.quantization and said not in family.methods:
         raise UnaskedError(f"no table of what {NAME} makes of {kind!r} under that quant_method")

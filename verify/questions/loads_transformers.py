@@ -19,7 +19,7 @@ from shardmill.verify.formats.transformers_modules import (
     parameter,
     template,
 )
-from shardmill.verify.questions.unasked import UnaskedError
+from shardmill.verify.questions.unasked import UnaskedError, no_table
 from shardmill.verify.reading.checkpoint import Checkpoint
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.rules.findings import Finding
@@ -68,7 +68,7 @@ def hold(checkpoint: Checkpoint) -> Held:
     kind = checkpoint.config.get("model_type")
     row = architecture_of(kind)
     if row is None:
-        raise UnaskedError(f"no table of {NAME}'s modules for model_type {str(kind)[:60]!r}")
+        raise no_table(NAME, checkpoint.config)
     quantization = checkpoint.quantization
     method = quantization.get("quant_method")
     parts = list(_parts(checkpoint, row))

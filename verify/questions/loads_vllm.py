@@ -25,7 +25,7 @@ from shardmill.verify.formats.vllm_modules import (
     Holds,
     Row,
 )
-from shardmill.verify.questions.unasked import UnaskedError
+from shardmill.verify.questions.unasked import UnaskedError, no_table
 from shardmill.verify.reading.checkpoint import Checkpoint
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.rules.findings import Finding, Report
@@ -137,8 +137,7 @@ def _loader(checkpoint: Checkpoint, runtime: str | None) -> Loader:
     declared = declaration(checkpoint.quantization)[0] if checkpoint.quantization else None
     family = family_of(checkpoint)
     if family is None:
-        kind = checkpoint.config.get("model_type")
-        raise UnaskedError(f"no table of {NAME}'s modules for model_type {str(kind)[:60]!r}")
+        raise no_table(NAME, checkpoint.config)
     if declared is not None and not _known(declared):
         raise UnaskedError(f"no table of what {NAME} makes of quant_method {declared.method[:60]!r}")
     patched = runtime == "patched" or (runtime is None and _needs_patch(declared))

@@ -18,6 +18,7 @@ from shardmill.verify.questions.provenance import (
     statement_bytes,
     this_version,
 )
+from shardmill.verify.questions.signed_files import differing
 from shardmill.verify.questions.signers import (
     KeyFile,
     PublicKey,
@@ -105,15 +106,17 @@ def check_signature(folder: Path, verifier: Verifier) -> Report:
             folder, folder / SIGNATURE
         )
     except Exception as error:  # the library raises many kinds; every one of them means: not vouched for
-        said = " ".join(str(error).split()) or type(error).__name__
-        report.add(
-            Finding("signature-bad", SIGNATURE, "", "the signed files, signed by the one named", said[:300])
-        )
+        report.add(*differing(str(error)) or [_refused(error)])
     report.add(*_unsigned(folder))
     report.checks("signature")
     report.add(*_provenance_faults(folder, report), *_subject_faults(folder))
     report.add(*_envelope_faults(folder, verifier, report))
     return report
+
+
+def _refused(error: Exception) -> Finding:
+    said = " ".join(str(error).split()) or type(error).__name__
+    return Finding("signature-bad", SIGNATURE, "", "the signed files, signed by the one named", said[:300])
 
 
 def _envelope_faults(folder: Path, verifier: Verifier, report: Report) -> list[Finding]:

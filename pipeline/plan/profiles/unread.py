@@ -13,7 +13,8 @@ from shardmill.pipeline.actions import Convert
 from shardmill.pipeline.errors import PlanError
 from shardmill.pipeline.formats import formats
 from shardmill.pipeline.formats.base import Spelling
-from shardmill.pipeline.plan.profiles.child import Child, blocks, is_quantizing, module_of, sample
+from shardmill.pipeline.plan.alike import alike
+from shardmill.pipeline.plan.profiles.child import Child, blocks, is_quantizing, module_of
 
 TRANSFORMERS = "transformers"
 _EXPERT = re.compile(r"\.experts\.\d+\.")
@@ -38,11 +39,9 @@ def refuse_unread(child: Child, profile: str, loaders: Sequence[str]) -> None:
     if TRANSFORMERS not in wanted:
         return
     others = ", ".join(f'"{each}"' for each in loaders if each != TRANSFORMERS)
-    way_out = (
-        f"write `loaders = [{others}]` under [output] where transformers need not read it, or choose another"
-    )
+    way_out = f"write `loaders = [{others}]` under [output] if transformers need not read it, or choose another format"
     if found := list(unread(child, profile)):
-        raise UnreadError(": ".join(found[0]), sample(f"{weight}: {why}; {way_out}" for weight, why in found))
+        raise UnreadError(": ".join(found[0]), alike((weight, f"{why}; {way_out}") for weight, why in found))
 
 
 def unread(child: Child, profile: str) -> Iterator[tuple[str, str]]:

@@ -291,3 +291,13 @@ def test_unfit_weights_and_words_are_refused_by_the_plan(tmp_path: Path) -> None
         build(parent, tmp_path / "out", recipe(tmp_path, "mxfp8", keys='lossless = "yes"\n'))
     with pytest.raises(RecipeError, match="awq is only read"):
         build(parent, tmp_path / "out", recipe(tmp_path, "awq"))
+
+
+def test_weights_that_share_a_reason_are_one_sentence(tmp_path: Path) -> None:
+    """The first and how many more; 3,000 equal lines would hide the other problems."""
+    tensors = {f"{MODULE}.{number}.weight": ("BF16", bell(91, 8, 40)) for number in range(9)}
+    parent = parent_of(tmp_path / "parent", tensors)
+    with pytest.raises(PlanError) as refused:
+        build(parent, tmp_path / "out", recipe(tmp_path, "mxfp8", globs=f"{MODULE}.*.weight", expect=9))
+    [problem] = refused.value.problems
+    assert f"{MODULE}.0.weight in model.safetensors and 8 more: " in problem

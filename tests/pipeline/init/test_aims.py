@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from shardmill.pipeline.errors import PlanError, RecipeError
@@ -10,6 +12,7 @@ from shardmill.pipeline.formats.base import Params
 from shardmill.pipeline.init.draft import RecipeDraft, default_profile, draft
 from tests.pipeline.init.layouts import Tensor, parent_of
 from tests.pipeline.init.test_init import ATTENTION, LAYER, bf16, drafted, families, init
+from tests.pipeline.parents import write_parent
 
 MLP = {
     "mlp.gate_proj.weight": (512, 256),
@@ -104,3 +107,37 @@ def test_names_without_a_dot_are_no_error() -> None:
     """Parameters at the top of a model (CLIP's logit_scale) are kept like any vector."""
     made = drafted([*bf16(ATTENTION), ("logit_scale", "F32", ()), ("logit_bias", "F32", (1,))])
     assert families(made)["vectors"].tensors >= 2
+
+
+def test_a_draft_that_a_loader_cannot_read_says_so(tmp_path: Path) -> None:
+    """The same reason as plan's refusal, and what to change; the profile stands in the first line."""
+    experts = {
+        f"mlp.experts.{e}.{own}_proj.weight": (128, 128) for e in range(2) for own in ("gate", "up", "down")
+    }
+    tensors = {name: (dtype, shape, bytes(2 * shape[0] * shape[1])) for name, dtype, shape in bf16(experts)}
+    parent = write_parent(tmp_path / "parent", {"model.safetensors": tensors})
+    draft_at = tmp_path / "mine.toml"
+    said = init(str(parent), "-o", str(draft_at), "--to", "nvfp4").output
+    assert said.startswith(f"{draft_at}, profile compressed-tensors: ")
+    assert "warning: plan refuses this recipe as it is: " in said
+    assert "# loaders = " in draft_at.read_text()
+
+
+@pytest.mark.parametrize("place", ["attention.attention.{}", "attention.self.{}", "attention.{}_lin"])
+def test_attention_of_encoders_converts(place: str) -> None:
+    """ViT and DINOv2, BERT, DistilBERT."""
+    words = ("q", "k", "v") if place.endswith("_lin") else ("query", "key", "value")
+    shapes = {f"{place.format(word)}.weight": (256, 256) for word in words}
+    made = drafted(bf16(shapes, "vit.encoder.layer.0."))
+    assert families(made)["attention projections"].tensors == 3
+
+
+def test_codes_that_only_the_way_back_reads_are_answered_with_it() -> None:
+    """GPTQ can't become FP8 at once, but BF16, and then anything."""
+    form = formats()["gptq"]
+    base = "model.layers.0.mlp.down_proj"
+    parts = form.stored((256, 512), Params(), form.spellings[0])
+    tensors = [(base + form.spellings[0].ends[part.role], part.dtype, part.shape) for part in parts]
+    parent = parent_of("made", {}, tensors)
+    with pytest.raises(PlanError, match="`--to bf16` reads it"):
+        draft(parent, "made", "fp8", must_convert=True)

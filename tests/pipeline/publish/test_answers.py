@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -154,3 +155,21 @@ def test_a_checkpoint_without_manifest_is_looked_at_before_the_hub_is_asked(
     assert isinstance(refused.exception, CheckpointError)
     assert len(hub.calls) == calls
     assert (folder / INDEX).is_file()
+
+
+@pytest.mark.parametrize(
+    "cause", [socket.gaierror(-2, "no such name"), ConnectionRefusedError(111, "refused")]
+)
+def test_a_hub_that_is_not_there_did_not_answer(cause: OSError) -> None:
+    """However deep the library hides it."""
+
+    def ask() -> None:
+        try:
+            raise cause
+        except OSError as error:
+            raise RuntimeError("could not connect") from error
+
+    with pytest.raises(
+        answers.HubError, match=r"^hf://me/x: the hub cannot be reached: .*HF_ENDPOINT names another"
+    ):
+        answers.asked("hf://me/x", ask)

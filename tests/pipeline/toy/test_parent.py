@@ -134,7 +134,7 @@ def test_the_command_says_what_it_made_and_what_to_type_next(tmp_path: Path) -> 
     second = CliRunner().invoke(toy_parent, [str(folder)], catch_exceptions=False)
     assert (first.exit_code, second.exit_code) == (0, 0)
     assert f"{folder}: toy parent tiny: 5 files, 2,650 tensors, 124,331,896 bytes.\n" in first.stdout
-    assert f"Next:  shardmill plan --parent {folder}\n" in first.stdout
+    assert f"Next:  shardmill plan -c glm-5.3-flash-fp8 --parent {folder}\n" in first.stdout
     assert "nothing to do" in second.stdout
     assert times == {path: path.stat().st_mtime_ns for path in folder.iterdir()}
 

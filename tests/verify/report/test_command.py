@@ -46,6 +46,25 @@ def test_two_reports_of_one_checkpoint_are_the_same_bytes(small: tuple[Path, Pat
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [
+        ('{"name": "another"}', "report.json, in place of the report of another\n"),
+        ('{"name": "small"}', "report.json\n"),
+        ("[]", "report.json\n"),
+        ("no JSON", "report.json\n"),
+    ],
+)
+def test_a_report_of_another_checkpoint_is_not_replaced_without_a_word(
+    small: tuple[Path, Path], tmp_path: Path, before: str, said: str
+) -> None:
+    """The folder's default is the same for all: whoever reports on two checkpoints loses the first report."""
+    name = json.loads((small[1] / "shardmill.manifest.json").read_text())["recipe"]["name"]
+    (tmp_path / "report.json").write_text(before.replace("small", name))
+    result = CliRunner().invoke(report, [str(small[1]), "--out", str(tmp_path)])
+    assert (result.exit_code, result.output.endswith(said)) == (0, True), result.output
+
+
 def test_a_folder_that_shardmill_did_not_build_is_told_so(small: tuple[Path, Path], tmp_path: Path) -> None:
     result = CliRunner().invoke(report, [str(small[0]), "--out", str(tmp_path / "r")])
     assert isinstance(result.exception, CheckpointError)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import xxhash
 
-from shardmill.verify.formats.matrices import Matrix, OpenFiles, decoded
+from shardmill.verify.formats.matrices import Matrix, decoded
+from shardmill.verify.formats.opened import OpenFiles
 from shardmill.verify.formats.schemes import quantized
 from shardmill.verify.questions.diff import diff
 from shardmill.verify.questions.integrity import integrity

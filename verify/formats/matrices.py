@@ -7,7 +7,6 @@ Values are f32; a code times its scale is one f32 multiplication, as the engines
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
 from typing import TypeAlias
@@ -15,20 +14,28 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from shardmill.kernels.formats import E4M3_VALUES
-from shardmill.verify.formats.blocks import Block, fitting_block
+from shardmill.verify.formats.blocks import Block, block_of, fitting_block
+from shardmill.verify.formats.by_elements import State, decoded_elements, state_of
+from shardmill.verify.formats.by_inputs import (
+    BY_INPUTS,
+    INPUTS,
+    can_decode_by_inputs,
+    decoded_rows,
+    groups_of,
+)
 from shardmill.verify.formats.declared import Declaration
 from shardmill.verify.formats.forms.codes import e5m2
-from shardmill.verify.formats.linear import EXPONENTS, FLOATS, Linear, bits_of, ones
+from shardmill.verify.formats.linear import Linear, bits_of, ones
+from shardmill.verify.formats.opened import OpenFiles, floats, scalar, scale_values
 from shardmill.verify.formats.table import FORMS
 from shardmill.verify.formats.zero_points import by_columns, fits, zeros_of
 from shardmill.verify.reading.header import DTYPE_BITS, Tensor
 from shardmill.verify.reading.manifest import Manifest
-from shardmill.verify.reading.source import Reader, Source
 
 F32: TypeAlias = NDArray[np.float32]
 COLUMNS_MAX = 1 << 22  # a row is the least that is held
 STRIP_ELEMENTS = 1 << 17  # so that the arrays of a strip stay in the cache
+WIDE_STRIP_ELEMENTS = 1 << 20  # where each strip is a read in every row of the file
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +47,16 @@ class Matrix:
     block: Block = (1, 1)
     bits: int = 0  # of an integer code in words, where the config says it
     transposed: bool = False  # of floats: the tensor holds [..., columns, rows]
+    zeros_as_stored: bool = False  # of GPTQ's second layout
+    state: State | None = None  # of bitsandbytes' codes, which their file holds
 
     @property
     def shape(self) -> tuple[int, int]:
+        if self.state is not None:
+            return prod(self.state.shape[:-1]), self.state.shape[-1]
         shape = self.linear.shape if self.linear is not None else self.tensor.shape
+        if self.linear is not None and self.linear.kind in BY_INPUTS:
+            return shape[1], shape[0]
         if self.transposed:
             shape = (*shape[:-2], shape[-1], shape[-2])
         if self.linear is not None and self.linear.kind == "int-pack" and shape:
@@ -70,14 +83,32 @@ def matrix_of(linear: Linear, declared: Declaration | None, manifest: Manifest |
     assert linear.weight is not None
     bits = declared.bits if declared is not None and declared.bits in (4, 8) else 0
     matrix = Matrix(linear.weight, linear, (1, 1), bits)
+    if linear.kind in BY_INPUTS:
+        group, as_stored = (
+            block_of(linear, declared, manifest)[0],
+            bool(declared and declared.zeros_as_stored),
+        )
+        return Matrix(linear.weight, linear, (1, group), zeros_as_stored=as_stored)
     block = fitting_block(linear, declared, manifest)
     if linear.kind == "int-pack" and bits == 8:
         block = (block[0], max(block[1] // 2, 1))
     return Matrix(linear.weight, linear, block, bits) if block != matrix.block else matrix
 
 
+def matrix_with_state(linear: Linear, opened: OpenFiles) -> Matrix | None:
+    """A weight of bitsandbytes' with the shape and the block that its file states; None where it states none."""
+    state = state_of(linear, opened)
+    if state is None:
+        return None
+    assert linear.weight is not None
+    wide = state.block if not state.shape[-1] % state.block else state.shape[-1]
+    return Matrix(linear.weight, linear, (1, wide), state=state)
+
+
 def can_decode(linear: Linear) -> bool:
     """Whether this module knows the format [..., rows, columns], and its scales are complete and of the right shape."""
+    if linear.kind in BY_INPUTS:
+        return can_decode_by_inputs(linear)
     form, grid = FORMS.get(linear.kind), linear.grid
     if form is None or form.unpack is None or linear.weight is None or grid is None:
         return False
@@ -91,36 +122,13 @@ def can_decode(linear: Linear) -> bool:
     return len(linear.shape) >= 2 and 0 < linear.shape[-1] <= COLUMNS_MAX and linear.shape[-2] > 0
 
 
-class OpenFiles:
-    """A source with its files held open, so that many small reads are cheap. For one thread."""
-
-    def __init__(self, source: Source) -> None:
-        self._source, self._readers, self._stack = source, dict[str, Reader](), ExitStack()
-
-    def __enter__(self) -> OpenFiles:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def bytes(self, tensor: Tensor, begin: int, end: int) -> NDArray[np.uint8]:
-        """Bytes [begin, end) of a tensor's data."""
-        if tensor.file not in self._readers:
-            self._readers[tensor.file] = self._stack.enter_context(self._source.open(tensor.file))
-        buffer = np.empty(end - begin, np.uint8)
-        self._readers[tensor.file].read_into(tensor.begin + begin, buffer.data)
-        return buffer
-
-    def rows(self, tensor: Tensor, first: int, last: int) -> NDArray[np.uint8]:
-        """Rows [first, last) of a tensor taken as a matrix: u8 [rows, bytes of a row]."""
-        row_bytes = DTYPE_BITS[tensor.dtype] * (tensor.shape[-1] if tensor.shape else 1) // 8
-        return self.bytes(tensor, first * row_bytes, last * row_bytes).reshape(last - first, row_bytes)
-
-
 def strips(matrix: Matrix, row_multiple: int = 1) -> Iterator[tuple[int, int]]:
     """Row ranges of about STRIP_ELEMENTS, each but the last a multiple of `row_multiple` rows."""
     rows, cols = matrix.shape
-    step = max(STRIP_ELEMENTS // (cols * row_multiple), 1) * row_multiple
+    elements = STRIP_ELEMENTS
+    if matrix.linear is not None and matrix.linear.kind in BY_INPUTS:
+        elements, row_multiple = WIDE_STRIP_ELEMENTS, INPUTS
+    step = max(elements // (cols * row_multiple), 1) * row_multiple
     for first in range(0, rows, step):
         yield first, min(first + step, rows)
 
@@ -155,16 +163,6 @@ def largest(matrix: Matrix, opened: OpenFiles) -> np.float32:
     )
 
 
-def floats(tensor: Tensor, raw: NDArray[np.uint8]) -> F32:
-    """Little-endian BF16, F16 or F32 bytes as f32, the last axis shrunk accordingly."""
-    assert tensor.dtype in FLOATS
-    if tensor.dtype == "F32":
-        return raw.view("<f4")
-    if tensor.dtype == "F16":
-        return raw.view("<f2").astype(np.float32)
-    return (raw.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
-
-
 def rounded_as(tensor: Tensor, values: F32) -> F32:
     """f32 values rounded to a float tensor's dtype (nearest, ties to even), as f32; codes' values stay."""
     if tensor.dtype == "F16":
@@ -180,6 +178,10 @@ def decoded(matrix: Matrix, opened: OpenFiles, first: int, last: int) -> tuple[F
     """(values, codes) of rows [first, last); codes one a byte."""
     linear = matrix.linear
     assert linear is not None
+    if linear.kind in BY_INPUTS:
+        return decoded_rows(linear, opened, first, last, matrix.zeros_as_stored)
+    if matrix.state is not None:
+        return decoded_elements(linear, matrix.state, opened, first, last)
     unpack = e5m2 if matrix.tensor.dtype == "F8_E5M2" else FORMS[linear.kind].unpack
     assert unpack is not None
     raw = opened.bytes(matrix.tensor, first * _row_bytes(matrix), last * _row_bytes(matrix))
@@ -188,6 +190,23 @@ def decoded(matrix: Matrix, opened: OpenFiles, first: int, last: int) -> tuple[F
         if linear.kind == "int-pack":
             values = _less_zeros(matrix, values, opened, first, last)
         return values * _expanded(matrix, opened, first, last), codes
+
+
+def column_order(matrix: Matrix, opened: OpenFiles) -> NDArray[np.int64] | None:
+    """i64 [columns]: the columns by the groups that share a scale; None where groups follow one another."""
+    linear = matrix.linear
+    if linear is None:
+        return None
+    if linear.kind == "gptq":
+        groups = groups_of(linear, opened, 0, linear.shape[0])
+    elif "weight_g_idx" in linear.extras:
+        groups = by_columns(
+            linear, np.arange(linear.scales["weight_scale"].shape[-1], dtype=np.float32)[None], 1, matrix.shape[1],
+            opened.bytes,
+        )[0].astype(np.int64)  # fmt: skip
+    else:
+        return None
+    return None if (np.diff(groups) >= 0).all() else np.argsort(groups, kind="stable")
 
 
 def _less_zeros(matrix: Matrix, values: F32, opened: OpenFiles, first: int, last: int) -> F32:
@@ -249,17 +268,3 @@ def _seconded(linear: Linear, scales: F32, opened: OpenFiles) -> F32:
     if linear.kind == "ct-nvfp4":
         return scales / scalar(linear.scales["weight_global_scale"], opened)
     return scales
-
-
-def scale_values(tensor: Tensor, raw: NDArray[np.uint8]) -> F32:
-    """Bytes of scales as f32, whatever dtype they have."""
-    if tensor.dtype == "F8_E4M3":
-        return E4M3_VALUES[raw]
-    if tensor.dtype in EXPONENTS:
-        exponents: F32 = raw.astype(np.float32) - np.float32(127)
-        return np.asarray(np.exp2(exponents), np.float32)
-    return floats(tensor, raw)
-
-
-def scalar(tensor: Tensor, opened: OpenFiles) -> F32:
-    return scale_values(tensor, opened.bytes(tensor, 0, tensor.bytes))[:1]

@@ -17,15 +17,8 @@ from numpy.typing import NDArray
 from shardmill.verify.formats.declared import Declaration
 from shardmill.verify.formats.linear import EXPONENTS, F32, Linear
 from shardmill.verify.formats.look import Sightings
-from shardmill.verify.formats.matrices import (
-    Matrix,
-    OpenFiles,
-    can_decode,
-    decoded,
-    matrix_of,
-    scale_values,
-    strips,
-)
+from shardmill.verify.formats.matrices import Matrix, can_decode, decoded, matrix_of, strips
+from shardmill.verify.formats.opened import OpenFiles, scale_values
 from shardmill.verify.formats.zeros import Run
 from shardmill.verify.reading.checkpoint import Checkpoint
 from shardmill.verify.rules.findings import Finding

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Set
 
-from shardmill.verify.formats.linear import FLOATS, Linear
+from shardmill.verify.formats.linear import FLAT, FLOATS, Linear
 from shardmill.verify.formats.look import Sightings, whole, zero_bytes
 from shardmill.verify.formats.zeros import Run
 from shardmill.verify.reading.checkpoint import Checkpoint
@@ -27,6 +27,9 @@ _EXPERT = re.compile(r"^(.*\bexperts\.\d{1,6})\.")
 
 def judged_for_zeros(tensor: Tensor, linears: Mapping[str, Linear]) -> bool:
     """Whether a tensor is a weight of two axes or more in which zeros mean nothing good. `linears`: by weight."""
+    linear = linears.get(tensor.name)
+    if linear is not None and linear.kind in FLAT:
+        return True
     if len(tensor.shape) < 2 or min(tensor.shape) < 2:
         return False
     return tensor.name in linears or (tensor.dtype in FLOATS and not _HONEST.search(tensor.name))
@@ -103,7 +106,9 @@ def _stretches(tensor: Tensor, runs: tuple[Run, ...]) -> Iterator[Finding]:
         )
     row = max(DTYPE_BITS[tensor.dtype] * tensor.shape[-1] // 8, 1)
     if slabs or (
-        zero_bytes(runs) <= PADDING_SHARE_MAX * tensor.bytes and all(_is_rows(run, row) for run in runs)
+        row > 1
+        and zero_bytes(runs) <= PADDING_SHARE_MAX * tensor.bytes
+        and all(_is_rows(run, row) for run in runs)
     ):
         return
     begin, end = max(runs, key=lambda run: run[1] - run[0])

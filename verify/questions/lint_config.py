@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from shardmill.verify.formats.declared import CONFIG
-from shardmill.verify.formats.linear import FLOATS, Linear
+from shardmill.verify.formats.linear import FLAT, FLOATS, Linear
 from shardmill.verify.formats.schemes import split_name
 from shardmill.verify.questions.lint_names import Names
 from shardmill.verify.reading.header import Tensor
@@ -59,7 +59,7 @@ def _trunk_shapes(names: Names) -> dict[tuple[str, str], dict[str, tuple[Shape, 
         if match is None or _TOWER.search(match["front"]):
             continue
         linear = names.linears.get(split_name(tensor.name)[0])
-        if not _decodes_to_its_shape(names, linear, tensor):
+        if not _decodes_to_its_shape(names, linear, tensor) or (linear is not None and linear.kind in FLAT):
             continue
         shape = linear.shape if linear is not None and linear.weight is not None else tensor.shape
         if len(shape) == 2:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from shardmill.verify.formats.by_elements import zeros_by_absmax
 from shardmill.verify.formats.declared import declaration
-from shardmill.verify.formats.linear import Linear
+from shardmill.verify.formats.linear import FLAT, Linear
 from shardmill.verify.formats.look import Plan, Sightings
+from shardmill.verify.formats.opened import OpenFiles
 from shardmill.verify.formats.values import float_rules, value_rules
 from shardmill.verify.questions.block_scales import block_bytes, block_faults, block_looks
 from shardmill.verify.questions.dead_data import as_published, judged_for_zeros, zero_faults
@@ -50,6 +52,26 @@ def sight_faults(
         name = look.matrix.tensor.name
         if look.vouches(sightings.runs.get(name, ())):
             vouched.add(name)
+    vouched |= _by_absmax(checkpoint, linears, sightings)
     yield from as_published(checkpoint, zero_faults(checkpoint, sightings, vouched))
     yield from index_faults(checkpoint, linears)
     yield from twin_faults(checkpoint, sightings)
+
+
+def _by_absmax(checkpoint: Checkpoint, linears: Mapping[str, Linear], sightings: Sightings) -> set[str]:
+    """Weights of bitsandbytes' with stretches of zeros that their absmax explains."""
+    suspects = [
+        linear
+        for linear in linears.values()
+        if linear.kind in FLAT and linear.weight is not None and linear.weight.name in sightings.runs
+        if all(
+            checkpoint.readable(t) for t in (linear.weight, *linear.scales.values(), *linear.extras.values())
+        )
+    ]
+    with OpenFiles(checkpoint.source) as opened:
+        return {
+            linear.weight.name
+            for linear in suspects
+            if linear.weight is not None
+            and zeros_by_absmax(linear, opened, sightings.runs[linear.weight.name])
+        }

@@ -18,16 +18,8 @@ from shardmill.verify.formats.declared import Declaration, declaration
 from shardmill.verify.formats.formulas import FORMULAS, LOWS, PROOFS, Formula, Sample
 from shardmill.verify.formats.fused import fused_groups
 from shardmill.verify.formats.linear import FLOATS, SECOND, Linear
-from shardmill.verify.formats.matrices import (
-    Matrix,
-    OpenFiles,
-    can_decode,
-    decoded,
-    largest,
-    matrix_of,
-    scale_values,
-    values,
-)
+from shardmill.verify.formats.matrices import Matrix, can_decode, decoded, largest, matrix_of, values
+from shardmill.verify.formats.opened import OpenFiles, scale_values
 from shardmill.verify.formats.schemes import quantized
 from shardmill.verify.formats.table import FORMS
 from shardmill.verify.questions.companions import names_here

@@ -10,13 +10,14 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
+from shardmill.verify.questions.pairs import Pair, pairs_of
+
 from shardmill.verify.formats.blocks import Block
 from shardmill.verify.formats.laws import DECODED, LAWS, NUMERICS, OF_A_TENSOR, REBLOCK, RECAST, Law
 from shardmill.verify.formats.linear import FLOATS, Linear
 from shardmill.verify.formats.matrices import Matrix
 from shardmill.verify.formats.schemes import is_scale, quantized, split_name
 from shardmill.verify.questions.coverage import form_of
-from shardmill.verify.questions.roundtrip import Pair, pairs_of
 from shardmill.verify.reading.checkpoint import Checkpoint
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.reading.manifest import Conversion

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardmill.verify.formats.fused import fused_groups
-from shardmill.verify.formats.matrices import OpenFiles
+from shardmill.verify.formats.opened import OpenFiles
 from shardmill.verify.formats.schemes import quantized
 from shardmill.verify.formats.table import FORMS
 from shardmill.verify.questions.origin import Tally, said, tallies_of, unknown

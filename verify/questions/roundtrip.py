@@ -15,25 +15,19 @@ from math import sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from shardmill.verify.formats.declared import Declaration, declaration
-from shardmill.verify.formats.fused import kind_of
-from shardmill.verify.formats.laws import REBLOCK, RECAST
 from shardmill.verify.formats.matrices import (
-    Matrix,
-    OpenFiles,
-    can_decode,
+    column_order,
     decoded,
-    matrix_of,
     rounded_as,
     strips,
     values,
 )
-from shardmill.verify.formats.schemes import FLOATS, PACKED, Linear, is_scale, quantized, split_name
-from shardmill.verify.questions.companions import names_here, native_layout
-from shardmill.verify.questions.coverage import form_of
+from shardmill.verify.formats.opened import OpenFiles
+from shardmill.verify.questions.companions import native_layout
 from shardmill.verify.questions.local_errors import MOVED, LocalErrors
-from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
-from shardmill.verify.reading.manifest import Conversion
+from shardmill.verify.questions.local_fits import LocalFits
+from shardmill.verify.questions.pairs import Pair, left_out, pairs_of
+from shardmill.verify.reading.checkpoint import open_checkpoint
 from shardmill.verify.reading.parents import open_parent
 from shardmill.verify.reading.progress import Progress
 from shardmill.verify.reading.source import Source
@@ -41,7 +35,6 @@ from shardmill.verify.reading.threads import pinned
 from shardmill.verify.rules.findings import Finding, Report
 
 ROUNDED_DOWN = ("mxfp4", "gpt-oss", "mxfp8")
-INTEGERS = ("int8", "int-pack", "gptq", "awq")
 BEYOND = 7 / 6  # the largest code of E2M1, 6, is nearest up to 7; of E4M3, 448, up to 464
 
 
@@ -57,12 +50,20 @@ class Limits:
     """
 
     error: Mapping[str, float] = field(
-        default_factory=lambda: {"fp8": 0.05, "fp4": 0.16, "int": 0.3, "float": 0.005, "same": 1e-4}
+        default_factory=lambda: {
+            "fp8": 0.05,
+            "fp4": 0.16,
+            "table": 0.2,
+            "int": 0.4,
+            "float": 0.005,
+            "same": 1e-4,
+        }
     )
     gain: Mapping[str, float] = field(
         default_factory=lambda: {
             "fp8": 0.02,
             "fp4": 0.02,
+            "table": 0.03,
             "mx": 0.06,
             "int": 0.02,
             "float": 0.005,
@@ -70,7 +71,7 @@ class Limits:
         }
     )
     cosine: float = 0.985
-    integers: float = 0.95  # cosine of integer codes
+    integers: float = 0.92  # cosine of integer codes
     clipped: float = 0.001  # of codes: the largest one, for a weight that lies beyond it
     zeros: float = 0.25  # FP4 has only eight magnitudes, and rounds a fifth of a normal weight to zero
     native: float = 0.005  # below, the parent's weight was made from FP8 codes
@@ -128,29 +129,6 @@ class Loss:
         self.largest = max(self.largest, other.largest)
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A weight of the child and the parent's that it was made from."""
-
-    name: str
-    family: str
-    child: Matrix
-    parent: Matrix
-    same: bool = False  # both must decode to the same values: codes were kept, their scales written anew
-    claimed: bool = False  # the manifest says that every block is exact
-
-    @property
-    def limited(self) -> str:
-        """Which limits hold: "fp8", "fp4", "int", "float" or "same"."""
-        coded = self.child.linear or self.parent.linear
-        if self.same:
-            return "same"
-        if self.child.linear is None or coded is None:
-            return "float"
-        kind = coded.kind
-        return "fp4" if kind in PACKED else "int" if kind in INTEGERS else "fp8"
-
-
 def roundtrip(
     source: Source,
     parent: Source,
@@ -163,7 +141,7 @@ def roundtrip(
     child = open_checkpoint(source, report)
     origin = open_parent(parent, child, report, Report("roundtrip"))
     pairs = list(pairs_of(child, origin, everything))
-    for form, count in _left_out(child, origin, pairs).items():
+    for form, count in left_out(child, origin, pairs).items():
         report.leaves_out(f"values of {count:,} weights", f"{form} are not compared")
     if not pairs:
         why = native_layout(child, origin) or "no weight of the parent has another form here"
@@ -187,130 +165,12 @@ def roundtrip(
     return report
 
 
-def pairs_of(child: Checkpoint, parent: Checkpoint, everything: bool) -> Iterator[Pair]:
-    """Each weight with another form here than in the parent, by the parent's name (before a renaming)."""
-    ours, theirs = quantized(child.tensors), quantized(parent.tensors)
-    renamed = {new: old for old, new in names_here(child, parent).items()}
-    declared = declaration(child.quantization)[0] if child.quantization else None
-    declared_there = declaration(parent.quantization)[0] if parent.quantization else None
-    for linear in ours.values():
-        if not can_decode(linear) or linear.weight is None or not _readable(child, linear):
-            continue
-        name = renamed.get(linear.float_name, linear.float_name)
-        their_linear = theirs.get(split_name(name)[0])
-        kept = their_linear is not None and _same_form(linear, their_linear)
-        if kept and not everything and not _repaired(child, linear):
-            continue
-        other = _parents_matrix(parent, their_linear, name, declared_there)
-        matrix = matrix_of(linear, declared, child.manifest)
-        conversion = child.manifest.conversions.get(linear.weight.name) if child.manifest else None
-        if other is not None and _transposed(child, conversion, other):
-            other = Matrix(other.tensor, transposed=True)
-        if other is None or other.shape != matrix.shape:
-            continue
-        family = conversion.family if conversion is not None else kind_of(linear.module)
-        same = conversion is not None and (conversion.numerics == REBLOCK or _claims_all(conversion))
-        claimed = conversion is not None and _claims_all(conversion)
-        yield Pair(linear.weight.name, family, matrix, other, same, claimed)
-    yield from _float_pairs(child, parent, theirs, renamed, declared_there)
-
-
-def _transposed(child: Checkpoint, conversion: Conversion | None, parent: Matrix) -> bool:
-    """Whether the parent's floats have rows for columns, which a square weight's shape does not show."""
-    manifest = child.manifest
-    said = manifest is not None and conversion is not None and conversion.family in manifest.transposed
-    return said and parent.linear is None and len(parent.tensor.shape) >= 2
-
-
-def _claims_all(conversion: Conversion) -> bool:
-    """Whether the manifest says that every block of a weight made of codes decodes to the parent's numbers."""
-    blocks = conversion.counts.get("blocks", 0)
-    return conversion.numerics == RECAST and conversion.counts.get("exact_blocks") == blocks > 0
-
-
-def _same_form(linear: Linear, other: Linear) -> bool:
-    """Whether a weight has the parent's own form; then its bytes are held to the parent's by `integrity`."""
-
-    def shapes(of: Linear) -> list[tuple[str, str, tuple[int, ...]]]:
-        grid = [of.weight, of.grid]
-        return [(split_name(t.name)[1], t.dtype, t.shape) for t in grid if t is not None]
-
-    return shapes(linear) == shapes(other)
-
-
-def _repaired(child: Checkpoint, linear: Linear) -> bool:
-    scales = {scale.name for scale in linear.scales.values()}
-    return child.manifest is not None and any(row.get("tensor") in scales for row in child.manifest.repairs)
-
-
-def _parents_matrix(
-    parent: Checkpoint, linear: Linear | None, name: str, declared: Declaration | None
-) -> Matrix | None:
-    if linear is not None and linear.weight is not None and can_decode(linear):
-        return matrix_of(linear, declared) if _readable(parent, linear) else None
-    tensor = parent.tensors.get(name)
-    if tensor is None or tensor.dtype not in FLOATS or not parent.readable(tensor):
-        return None
-    return Matrix(tensor)
-
-
-def _float_pairs(
-    child: Checkpoint,
-    parent: Checkpoint,
-    theirs: Mapping[str, Linear],
-    renamed: Mapping[str, str],
-    declared: Declaration | None,
-) -> Iterator[Pair]:
-    """Floats that are codes in the parent, or floats of another dtype."""
-    for tensor in child.tensors.values():
-        name = renamed.get(tensor.name, tensor.name)
-        if (
-            tensor.dtype not in FLOATS
-            or not tensor.shape
-            or not child.readable(tensor)
-            or is_scale(tensor.name)
-        ):
-            continue
-        linear = theirs.get(split_name(name)[0]) if split_name(name)[1] != "bias" else None
-        before = parent.tensors.get(name)
-        if before is not None and (before.dtype, before.shape) == (tensor.dtype, tensor.shape):
-            continue
-        other = _parents_matrix(parent, linear, name, declared)
-        matrix = Matrix(tensor)
-        if other is not None and other.shape == matrix.shape:
-            conversion = child.manifest.conversions.get(tensor.name) if child.manifest else None
-            yield Pair(tensor.name, conversion.family if conversion else kind_of(name), matrix, other)
-
-
-def _left_out(child: Checkpoint, parent: Checkpoint, pairs: list[Pair]) -> dict[str, int]:
-    """Form -> how many quantized weights here were not compared, though the parent has other bytes for them."""
-    paired = {pair.name for pair in pairs}
-    theirs = quantized(parent.tensors)
-    left: dict[str, int] = {}
-    for linear in quantized(child.tensors).values():
-        weight = linear.weight
-        if weight is None or weight.name in paired:
-            continue
-        before = theirs.get(linear.module)
-        if before is not None and _same_form(linear, before):
-            continue
-        form = form_of(weight, child.tensors, linear)
-        left[form] = left.get(form, 0) + 1
-    return left
-
-
-def _readable(checkpoint: Checkpoint, linear: Linear) -> bool:
-    weights = [linear.weight] if linear.weight else []
-    tensors = [*linear.scales.values(), *linear.extras.values(), *weights]
-    return all(checkpoint.readable(tensor) for tensor in tensors)
-
-
 def loss_of(pair: Pair, source: Source, parent: Source) -> Loss:
     kind = pair.child.linear.kind if pair.child.linear is not None else "float"
     loss = Loss(pair.name, kind)
     limited = pair.limited
-    local = LocalErrors(pair.child.shape, pair.child.block, limited) if limited in MOVED else None
     with OpenFiles(source) as ours, OpenFiles(parent) as theirs:
+        local = _local(pair, ours)
         for first, last in strips(pair.child):
             want = values(pair.parent, theirs, first, last)
             if pair.child.linear is None:
@@ -326,6 +186,13 @@ def loss_of(pair: Pair, source: Source, parent: Source) -> Loss:
             loss.elements += got.size
     loss.odd = tuple(local.odd()) if local is not None else ()
     return loss
+
+
+def _local(pair: Pair, ours: OpenFiles) -> LocalErrors | LocalFits | None:
+    """What looks at rows, columns and blocks, by how their codes were made."""
+    if pair.limited == "int":
+        return LocalFits(pair.child.shape, pair.child.block, column_order(pair.child, ours))
+    return LocalErrors(pair.child.shape, pair.child.block, pair.limited) if pair.limited in MOVED else None
 
 
 def _add_sums(loss: Loss, got: NDArray[np.float32], want: NDArray[np.float32]) -> None:
@@ -344,7 +211,7 @@ def _add_codes(
     loss: Loss, limited: str, codes: NDArray[np.uint8], got: NDArray[np.float32], want: NDArray[np.float32]
 ) -> None:
     """Counts codes at the largest value and codes of zero; integer codes have no sign bit to take off."""
-    if limited == "int":
+    if limited in ("int", "table"):
         loss.zeros += int(np.count_nonzero((got == 0) & (want != 0)))
         return
     mask, top = (0x7, 0x7) if limited == "fp4" else (0x7F, 0x7E)

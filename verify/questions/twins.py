@@ -12,7 +12,7 @@ import numpy as np
 
 from shardmill.verify.formats.fused import kind_of
 from shardmill.verify.formats.look import Sightings, whole
-from shardmill.verify.formats.matrices import OpenFiles
+from shardmill.verify.formats.opened import OpenFiles
 from shardmill.verify.reading.checkpoint import Checkpoint
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.rules.findings import Finding

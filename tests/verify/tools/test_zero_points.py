@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from shardmill.verify.formats.declared import declaration
-from shardmill.verify.formats.matrices import OpenFiles, matrix_of, values
+from shardmill.verify.formats.matrices import matrix_of, values
+from shardmill.verify.formats.opened import OpenFiles
 from shardmill.verify.formats.schemes import quantized
 from shardmill.verify.reading.checkpoint import open_checkpoint
 from shardmill.verify.reading.source import Folder

@@ -220,6 +220,7 @@ OSS = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_
                                                          "model.embed_tokens", "lm_head"]}  # fmt: skip
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": False, "sym": True}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "version": "gemm"}
+BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 NV = {"group_size": 16, "config_groups": {"group_0": {"targets": ["Linear"],
                                                       "weights": floats(4, "group", group_size=16),
                                                         "input_activations": floats(4, "group",
@@ -310,9 +311,16 @@ PUBLISHED: tuple[Published, ...] = (
     Published("gptq act order", "GPTQModel", e.gptq(shuffled=True), {**GPTQ, "desc_act": True}),
     Published("gptq 8 bit", "GPTQModel", e.gptq(width=8), {**GPTQ, "bits": 8}),
     Published("gptq negative scales", "AutoRound", e.gptq(negative=True), GPTQ),
+    Published("gptq v2", "GPTQModel", e.gptq(less=0), {**GPTQ, "checkpoint_format": "gptq_v2"}),
+    Published("gptq v2 8 bit act order", "GPTQModel", e.gptq(width=8, shuffled=True, less=0),
+              {**GPTQ, "bits": 8, "desc_act": True, "checkpoint_format": "gptq_v2"}),
+    Published("gptq without g_idx", "AutoRound", e.gptq(indexed=False), GPTQ),
     Published("awq", "AutoAWQ", e.awq, AWQ),
     Published("kv alone", "llm-compressor's cache alone", e.plain(),
               {"quant_method": "compressed-tensors", "format": "dense", "config_groups": {}, "ignore": ["lm_head"],
                "kv_cache_scheme": KV_SCHEME}, change=_cache_scales("")),
-    Published("nf4", "bitsandbytes", e.bnb, {"quant_method": "bitsandbytes", "load_in_4bit": True}),
+    Published("nf4", "bitsandbytes", e.bnb(), BNB),
+    Published("nf4 absmax in f32", "bitsandbytes", e.bnb(nested=False), BNB),
+    Published("bnb fp4", "bitsandbytes", e.bnb("fp4"), {**BNB, "bnb_4bit_quant_type": "fp4"}),
+    Published("bnb fp4 absmax in f32", "bitsandbytes", e.bnb("fp4", False), {**BNB, "bnb_4bit_quant_type": "fp4"}),
 )  # fmt: skip

@@ -109,7 +109,7 @@ def _of(published: Published, clean: Model, linear: Linear) -> Iterator[FormMuta
         if leaf in linear.scales:
             yield mutant("global scale inverted", linear.scales[leaf].name, _invert)
             yield mutant("global scale dropped", linear.scales[leaf].name, None)
-    if linear.kind in ("gptq", "awq", "gpt-oss"):
+    if linear.kind == "gpt-oss":  # the parent's experts lie one by one
         return
     yield mutant("scales times 2", grid, lambda b: _times(b, 2.0), "with parent")
     yield mutant("rows of codes reversed", weight, _reversed, "with parent")

@@ -27,7 +27,7 @@ LARGE = 0.6  # of the block's root mean square
 TIMES = 1.5  # most larger weights of a block by more than this, or less than its inverse: another scale
 ALIKE = 0.9  # cosine of a block that differs in scale alone
 MEMBERS_MIN = 8
-WHOLE_MIN = 0.9  # cosine of the weight; below, two or three bits are too coarse for its parts to tell
+WHOLE_MIN = 0.93  # cosine of the weight; below, two or three bits are too coarse for its parts to tell
 NAMED_MAX = 3
 
 F64 = NDArray[np.float64]
@@ -81,12 +81,12 @@ class LocalFits:
         """bool [rows, blocks]: most of the larger weights are larger, or smaller, by more than TIMES."""
         wide = self.block[1]
         if want.shape[1] % wide or wide < MEMBERS_MIN:
-            return np.zeros(by_block.shape[1:], bool)
+            return np.zeros(by_block.shape[1:], np.bool_)
         alike = by_block[1] > ALIKE * np.sqrt(by_block[0] * by_block[2])
         gain = by_block[1] / np.maximum(by_block[2], np.finfo(np.float64).tiny)
         some = alike & ((gain > TIMES) | (gain < 1 / TIMES))
         if not some.any():
-            return some
+            return np.asarray(some)
         rows, blocks = np.nonzero(some)
         theirs, ours = (m.reshape(len(m), -1, wide)[rows, blocks] for m in (want, got))
         large = np.abs(theirs) > LARGE * np.sqrt(by_block[2][rows, blocks] / wide)[:, None]
@@ -97,7 +97,7 @@ class LocalFits:
         ]
         members = large.sum(1)
         some[rows, blocks] = (members >= MEMBERS_MIN) & (2 * np.maximum(*counts) > members)
-        return some
+        return np.asarray(some)
 
     def _name(
         self,

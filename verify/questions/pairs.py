@@ -33,7 +33,7 @@ class Pair:
 
     @property
     def limited(self) -> str:
-        """Which limits hold: "fp8", "fp4", "table", "int", "float" or "same"."""
+        """Which limits hold: "fp8", "fp4", "table", "int8", "int", "int2", "float" or "same"."""
         coded = self.child.linear or self.parent.linear
         if self.same:
             return "same"
@@ -42,7 +42,13 @@ class Pair:
         kind = coded.kind
         if kind in BY_ELEMENTS:
             return "table"
-        return "fp4" if kind in PACKED else "int" if kind in INTEGERS else "fp8"
+        return "fp4" if kind in PACKED else self._integers if kind in INTEGERS else "fp8"
+
+    @property
+    def _integers(self) -> str:
+        coded = self.child if self.child.linear is not None else self.parent
+        bits = 8 if coded.linear is not None and coded.linear.kind == "int8" else coded.word_bits
+        return {8: "int8", 2: "int2"}.get(bits, "int")
 
 
 def pairs_of(child: Checkpoint, parent: Checkpoint, everything: bool) -> Iterator[Pair]:

@@ -24,6 +24,7 @@ from shardmill.verify.formats.matrices import (
 )
 from shardmill.verify.formats.opened import OpenFiles
 from shardmill.verify.questions.companions import native_layout
+from shardmill.verify.questions.foldings import Folding, foldings_of
 from shardmill.verify.questions.local_errors import MOVED, LocalErrors
 from shardmill.verify.questions.local_fits import LocalFits
 from shardmill.verify.questions.pairs import Pair, left_out, pairs_of
@@ -54,7 +55,9 @@ class Limits:
             "fp8": 0.05,
             "fp4": 0.16,
             "table": 0.2,
-            "int": 0.4,
+            "int": 0.45,
+            "int2": 1.6,
+            "int8": 0.3,
             "float": 0.005,
             "same": 1e-4,
         }
@@ -65,15 +68,28 @@ class Limits:
             "fp4": 0.02,
             "table": 0.03,
             "mx": 0.06,
-            "int": 0.02,
+            "int": 0.08,
+            "int2": 0.15,
+            "int8": 0.02,
             "float": 0.005,
             "same": 1e-4,
         }
     )
-    cosine: float = 0.985
-    integers: float = 0.92  # cosine of integer codes
+    cosine: Mapping[str, float] = field(
+        default_factory=lambda: {
+            "fp8": 0.985,
+            "fp4": 0.985,
+            "table": 0.98,
+            "int": 0.9,
+            "int2": 0.4,
+            "int8": 0.95,
+            "float": 0.985,
+            "same": 0.985,
+        }
+    )
     clipped: float = 0.001  # of codes: the largest one, for a weight that lies beyond it
     zeros: float = 0.25  # FP4 has only eight magnitudes, and rounds a fifth of a normal weight to zero
+    zeros_of_four: float = 0.5  # INT4 under one scale a row, and columns that AWQ made smaller
     native: float = 0.005  # below, the parent's weight was made from FP8 codes
 
 
@@ -143,6 +159,9 @@ def roundtrip(
     pairs = list(pairs_of(child, origin, everything))
     for form, count in left_out(child, origin, pairs).items():
         report.leaves_out(f"values of {count:,} weights", f"{form} are not compared")
+    foldings = foldings_of(child, origin, pairs)
+    pairs = [pair for pair in pairs if pair.name not in foldings.judged]
+    report.add(*foldings.findings)
     if not pairs:
         why = native_layout(child, origin) or "no weight of the parent has another form here"
         report.leaves_out("values", why)
@@ -150,7 +169,7 @@ def roundtrip(
     done = Progress(sum(pair.child.tensor.bytes for pair in pairs), progress)
 
     def measure(pair: Pair, _: None) -> Loss:
-        loss = loss_of(pair, source, parent)
+        loss = loss_of(pair, source, parent, foldings.by_weight.get(pair.name))
         done.add(pair.child.tensor.bytes)
         return loss
 
@@ -158,6 +177,10 @@ def roundtrip(
     remote = source.remote or parent.remote
     losses = pinned(measure, largest_first, lambda: None, done=done, remote=remote)
     by_name = {loss.name: loss for loss in losses}
+    unproven = [pair.name for pair in pairs if (one := foldings.by_weight.get(pair.name)) and one.unproven]
+    if unproven:
+        why = f"no norm and no weight beside takes a factor a column or a row back, as of {unproven[0]}"
+        report.leaves_out(f"such factors of {len(unproven):,} weights", why)
     for pair in pairs:
         report.add(*_faults(pair, by_name[pair.name], limits))
     report.facts["families"] = _families(pairs, by_name, limits)
@@ -165,7 +188,8 @@ def roundtrip(
     return report
 
 
-def loss_of(pair: Pair, source: Source, parent: Source) -> Loss:
+def loss_of(pair: Pair, source: Source, parent: Source, folding: Folding | None = None) -> Loss:
+    """`folding`: what the weight was multiplied by on purpose."""
     kind = pair.child.linear.kind if pair.child.linear is not None else "float"
     loss = Loss(pair.name, kind)
     limited = pair.limited
@@ -173,6 +197,8 @@ def loss_of(pair: Pair, source: Source, parent: Source) -> Loss:
         local = _local(pair, ours)
         for first, last in strips(pair.child):
             want = values(pair.parent, theirs, first, last)
+            if folding is not None:
+                want = want * folding.columns * folding.rows[first:last, None]
             if pair.child.linear is None:
                 got = values(pair.child, ours, first, last)
             else:
@@ -190,7 +216,7 @@ def loss_of(pair: Pair, source: Source, parent: Source) -> Loss:
 
 def _local(pair: Pair, ours: OpenFiles) -> LocalErrors | LocalFits | None:
     """What looks at rows, columns and blocks, by how their codes were made."""
-    if pair.limited == "int":
+    if pair.limited.startswith("int"):
         return LocalFits(pair.child.shape, pair.child.block, column_order(pair.child, ours))
     return LocalErrors(pair.child.shape, pair.child.block, pair.limited) if pair.limited in MOVED else None
 
@@ -211,7 +237,7 @@ def _add_codes(
     loss: Loss, limited: str, codes: NDArray[np.uint8], got: NDArray[np.float32], want: NDArray[np.float32]
 ) -> None:
     """Counts codes at the largest value and codes of zero; integer codes have no sign bit to take off."""
-    if limited in ("int", "table"):
+    if limited == "table" or limited.startswith("int"):
         loss.zeros += int(np.count_nonzero((got == 0) & (want != 0)))
         return
     mask, top = (0x7, 0x7) if limited == "fp4" else (0x7F, 0x7E)
@@ -232,7 +258,7 @@ def _faults(pair: Pair, loss: Loss, limits: Limits) -> Iterator[Finding]:
     gain = limits.gain["mx" if loss.kind in ROUNDED_DOWN else limited]
     if not loss.error <= limit:  # NaN is not
         yield Finding("roundtrip-error", file, loss.name, f"at most {limit:.1%}", f"{loss.error:.2%}")
-    cosine = limits.integers if limited == "int" else limits.cosine
+    cosine = limits.cosine[limited]
     if not loss.cosine >= cosine:
         yield Finding("roundtrip-cosine", file, loss.name, f"at least {cosine}", f"{loss.cosine:.5f}")
     if abs(loss.gain - 1) > gain and loss.error <= limit:
@@ -247,9 +273,10 @@ def _faults(pair: Pair, loss: Loss, limits: Limits) -> Iterator[Finding]:
     if loss.clipped / share > limits.clipped:
         got = f"{loss.clipped / share:.1%} of codes"
         yield Finding("clipped-codes", file, loss.name, f"at most {limits.clipped:.1%}", got)
-    if loss.zeros / share > limits.zeros:
+    zeros = limits.zeros_of_four if limited in ("int", "int2") else limits.zeros
+    if loss.zeros / share > zeros:
         got = f"{loss.zeros / share:.1%} of codes"
-        yield Finding("vanished-codes", file, loss.name, f"at most {limits.zeros:.0%} rounded to zero", got)
+        yield Finding("vanished-codes", file, loss.name, f"at most {zeros:.0%} rounded to zero", got)
 
 
 def _families(pairs: list[Pair], losses: Mapping[str, Loss], limits: Limits) -> dict[str, str]:

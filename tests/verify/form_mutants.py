@@ -82,7 +82,10 @@ def mutants() -> Iterator[FormMutant]:
 def _of(published: Published, clean: Model, linear: Linear) -> Iterator[FormMutant]:
     assert linear.weight is not None
     assert linear.grid is not None
-    weight, grid = linear.weight.name, linear.grid.name
+    nested = linear.scales.get(
+        "nested_absmax"
+    )  # the bytes of absmax are codes of it, of which none is wrong by itself
+    weight, grid = linear.weight.name, (nested or linear.grid).name
 
     def mutant(
         operator: str, name: str, change: Callable[[Blob], None] | None, how: str = "alone"
@@ -104,7 +107,10 @@ def _of(published: Published, clean: Model, linear: Linear) -> Iterator[FormMuta
     )
     if linear.kind not in ("nvfp4", "ct-nvfp4"):
         yield mutant("scales times 1000", grid, lambda b: _times(b, 1000.0))
-        yield mutant("scales over 1000", grid, lambda b: _times(b, 1e-3))
+        # Without its nested scales every absmax is their mean: as sane alone as any weight of even blocks.
+        yield mutant(
+            "scales over 1000", grid, lambda b: _times(b, 1e-3), "with parent" if nested else "alone"
+        )
     for leaf in ("weight_scale_2", "weight_global_scale"):
         if leaf in linear.scales:
             yield mutant("global scale inverted", linear.scales[leaf].name, _invert)

@@ -10,12 +10,14 @@ of its larger members, by column and by row. (AutoAWQ 0.2.9, awq/quantize/scale.
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shardmill.verify.formats.fused import kind_of
 from shardmill.verify.formats.linear import F32, FLOATS
 from shardmill.verify.formats.matrices import Matrix, strips, values
 from shardmill.verify.formats.opened import OpenFiles
@@ -27,6 +29,7 @@ from shardmill.verify.rules.findings import Finding
 SAMPLE_STRETCHES, SAMPLE_ROWS = 4, 32
 LARGE = 0.5  # of a row's root mean square; smaller weights may round to anything
 NEAR = 0.12  # of a logarithm: two factors that are the same, as a sample of rounded weights shows them
+CORRELATION_MIN = 0.5
 MOST = 0.6  # of the columns that must be near
 FAR = 0.8  # of a logarithm: a factor of 2.2, that rounding doesn't make
 LOUD = 0.3  # of the weight's root mean square: columns below may be rounded to nothing
@@ -53,6 +56,7 @@ class Foldings:
     """Of all layers in which factors were moved, or may have been."""
 
     by_weight: dict[str, Folding] = field(default_factory=dict)
+    norms: dict[str, str] = field(default_factory=dict)  # weight -> the vector that its factors came from
     judged: set[str] = field(
         default_factory=set
     )  # vectors of these layers, with their own bytes or explained
@@ -67,6 +71,7 @@ class _Weight:
     known: F64 | None = None  # what a norm or another weight's rows say it should be
     rows: F64 | None = None
     unproven: bool = False
+    norm: str = ""  # the vector that lost what its columns took up
 
 
 def foldable(kind: str) -> bool:
@@ -91,7 +96,21 @@ def foldings_of(child: Checkpoint, parent: Checkpoint, pairs: Collection[Pair]) 
             if changed or any(pair.child.linear and pair.child.linear.kind == "awq" for pair in members):
                 found.judged |= here.keys()
                 _layer(found, child, members, changed, ours, theirs)
+    found.findings += _strange_norms(found.norms, child)
     return found
+
+
+def _strange_norms(norms: Mapping[str, str], child: Checkpoint) -> Iterator[Finding]:
+    """A norm whose factors went into weights that are fed by another norm in most layers: norms were exchanged."""
+    kinds: dict[str, Counter[str]] = {}
+    for weight, norm in norms.items():
+        kinds.setdefault(kind_of(weight), Counter())[kind_of(norm)] += 1
+    for weight, norm in norms.items():
+        usual, count = kinds[kind_of(weight)].most_common(1)[0]
+        if kind_of(norm) != usual and count > kinds[kind_of(weight)][kind_of(norm)]:
+            expected = f"{usual}, as in {count} layers"
+            got = f"its factors are in {weight}"
+            yield Finding("carried-changed", child.tensors[norm].file, norm, expected, got)
 
 
 def _vectors(child: Checkpoint, parent: Checkpoint, layers: Mapping[str, object]) -> dict[str, list[str]]:
@@ -134,6 +153,8 @@ def _layer(
     for name, weight in weights.items():
         _finish(weight, name in givers, ours, theirs)
         found.findings += _odd_columns(weight)
+        if weight.norm:
+            found.norms[name] = weight.norm
         assert weight.known is not None
         assert weight.rows is not None
         columns, rows = (np.exp(logs).astype(np.float32) for logs in (weight.known, weight.rows))
@@ -207,12 +228,12 @@ def _by_norms(weight: _Weight, changed: Mapping[str, tuple[F64, F64]], taken: di
         for one in (0.0, 1.0):
             logs = _log(there + one, here + one)
             distance = _distance(weight.columns, logs)
-            if distance < best:
+            if distance < best and _follow(weight.columns, logs):
                 best, chosen, known = distance, name, logs
     if np.isfinite(best):
         weight.known = np.nan_to_num(np.where(np.isnan(known), weight.columns, known))
         if chosen:
-            taken[chosen] = known
+            taken[chosen], weight.norm = known, chosen
 
 
 def _distance(columns: F64, logs: F64) -> float:
@@ -223,6 +244,13 @@ def _distance(columns: F64, logs: F64) -> float:
         return np.inf
     away = np.abs(away - np.median(away))
     return float(np.median(away)) if (away < NEAR).mean() >= MOST else np.inf
+
+
+def _follow(columns: F64, logs: F64) -> bool:
+    """Whether columns follow these factors, small as they may be, rather than lie near them by chance."""
+    both = ~(np.isnan(columns) | np.isnan(logs))
+    a, b = columns[both] - columns[both].mean(), logs[both] - logs[both].mean()
+    return bool((a * b).sum() > CORRELATION_MIN * np.sqrt((a * a).sum() * (b * b).sum()) > 0)
 
 
 def _by_rows(weights: Mapping[str, _Weight], ours: OpenFiles, theirs: OpenFiles) -> set[str]:

@@ -20,6 +20,7 @@ from shardmill.verify.rules.findings import Finding
 Shape = tuple[int, ...]
 NAME_CHARS_MAX = 200
 
+_NORM = re.compile(r"\blayers\.\d+\.(input|post_attention)_layernorm\.weight$")  # where codes show no width
 _EMBEDDING = re.compile(
     r"(^|\.)(embed_tokens|wte|word_embeddings|tok_embeddings|embed_in|embeddings?|shared|embed)\.weight$"
 )
@@ -112,6 +113,9 @@ def _sizes(
     ]
     if hidden and entries and all(shape[1] != hidden for shape, _ in entries):
         yield _wrong(entries[0][1], "hidden_size", hidden, f"{entries[0][0][1]:,} columns")
+    norms = [t for name, t in names.checkpoint.tensors.items() if _NORM.search(name) and len(t.shape) == 1]
+    if hidden and not entries and norms and all(norm.shape[0] != hidden for norm in norms):
+        yield _wrong(norms[0], "hidden_size", hidden, f"{norms[0].shape[0]:,} numbers")
     widths = [
         row
         for (_, part), rows in shapes.items()

@@ -21,6 +21,7 @@ MOVED = {
     "fp8": 0.125,
     "fp4": 0.4,
     "table": 0.5,
+    "table4": 0.5,
 }  # share of max(|got|, |want|): twice E4M3's rounding, E2M1's with its scale's, that of bitsandbytes' tables
 LARGE = 0.6  # of the root mean square of its group: smaller weights may round to anything
 QUIET = 0.1  # groups below this share of the strip's root mean square may be lost by a shared scale
@@ -62,7 +63,7 @@ class LocalErrors:
         self._by_block(first, large, moved)
 
     def _large(self, largest: NDArray[Any], want: NDArray[Any]) -> NDArray[np.bool_]:
-        wide = self.block[1] if self.kind in ("fp4", "table") else want.shape[1]
+        wide = self.block[1] if self.kind in ("fp4", "table", "table4") else want.shape[1]
         if want.shape[1] % wide:
             wide = want.shape[1]
         squares = np.square(want, dtype=np.float64).reshape(len(want), -1, wide).mean(2)

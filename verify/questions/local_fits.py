@@ -20,8 +20,9 @@ from shardmill.verify.formats.blocks import Block
 
 # (members, least cosine): strangers are alike by chance, the more the fewer there are
 ROW = ((64, 0.5), (32, 0.15), (16, -0.3))
-COLUMN = ((64, 0.35), (32, 0.15), (16, -0.3))
+COLUMN = ((64, 0.12), (32, 0.0), (16, -0.3))
 BLOCK = ((64, 0.35), (32, 0.1), (16, -0.5))
+EIGHT = ((16, 0.9),)  # of eight bits, whatever part
 QUIET = 0.1  # of the strip's root mean square; smaller groups are the rounding's own
 LARGE = 0.6  # of the block's root mean square
 TIMES = 1.5  # most larger weights of a block by more than this, or less than its inverse: another scale
@@ -39,6 +40,7 @@ class LocalFits:
 
     shape: tuple[int, int]
     block: Block
+    eight_bits: bool = False
     order: NDArray[np.int64] | None = None  # columns by their groups, where these do not follow one another
     _columns: F64 = field(init=False)
     _blocks: F64 = field(init=False)
@@ -53,26 +55,34 @@ class LocalFits:
 
     def feed(self, first: int, got: NDArray[Any], want: NDArray[Any]) -> None:
         """Rows from `first` on, as decoded and as the parent has them."""
-        if self.order is not None:
+        if self.order is not None:  # a fault may keep to places as well as to groups
+            self._name_blocks(first, got, want)
             got, want = got[:, self.order], want[:, self.order]
-        products = np.stack([got * got, got * want, want * want])
-        self._columns += products.sum(1, dtype=np.float64)
-        edges = np.arange(0, got.shape[1], self.block[1])
-        by_block = np.add.reduceat(products, edges, axis=2, dtype=np.float64)
+        by_block, quiet = self._name_blocks(first, got, want)
         rows = by_block.sum(2)
         self._whole += rows.sum(1)
-        quiet = QUIET**2 * float(want.size and rows[2].sum() / want.size)
         self._name(rows, got.shape[1], ROW, quiet, lambda place: f"row {first + place}")
+        self._columns += self._products(got, want).sum(1, dtype=np.float64)
         if self.block[0] > 1:
             for part in range(3):
                 np.add.at(self._blocks[part], (first + np.arange(len(got))) // self.block[0], by_block[part])
             return
-        across = by_block.shape[2]
-        name = self._namer(first, across)
-        flat = by_block.reshape(3, -1)
-        self._name(flat, self.block[1], BLOCK, quiet, name)
+        name = self._namer(first, by_block.shape[2])
         for place in np.flatnonzero(self._rescaled(got, want, by_block).reshape(-1)):
             self._odd.append(f"{name(int(place))} (another scale)")
+
+    def _products(self, got: NDArray[Any], want: NDArray[Any]) -> NDArray[Any]:
+        return np.stack([got * got, got * want, want * want])
+
+    def _name_blocks(self, first: int, got: NDArray[Any], want: NDArray[Any]) -> tuple[F64, float]:
+        """(sums of products by block, what a quiet block has an element); names the odd ones of one row."""
+        edges = np.arange(0, got.shape[1], self.block[1])
+        by_block = np.add.reduceat(self._products(got, want), edges, axis=2, dtype=np.float64)
+        quiet = QUIET**2 * float(want.size and by_block[2].sum() / want.size)
+        if self.block[0] == 1:
+            name = self._namer(first, by_block.shape[2])
+            self._name(by_block.reshape(3, -1), self.block[1], BLOCK, quiet, name)
+        return np.asarray(by_block), quiet
 
     def _namer(self, first: int, across: int) -> Callable[[int], str]:
         return lambda place: f"block [{first + place // across}, {place % across}]"
@@ -107,6 +117,7 @@ class LocalFits:
         quiet: float,
         name: Callable[[int], str],
     ) -> None:
+        least = EIGHT if self.eight_bits else least
         limit = next((cosine for count, cosine in least if members >= count), None)
         if limit is None:
             return

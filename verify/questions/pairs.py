@@ -33,7 +33,7 @@ class Pair:
 
     @property
     def limited(self) -> str:
-        """Which limits hold: "fp8", "fp4", "table", "int8", "int", "int2", "float" or "same"."""
+        """Which limits hold: "fp8", "fp4", "table", "table4", "int8", "int", "int2", "float" or "same"."""
         coded = self.child.linear or self.parent.linear
         if self.same:
             return "same"
@@ -41,7 +41,7 @@ class Pair:
             return "float"
         kind = coded.kind
         if kind in BY_ELEMENTS:
-            return "table"
+            return "table" if kind == "nf4" else "table4"
         return "fp4" if kind in PACKED else self._integers if kind in INTEGERS else "fp8"
 
     @property

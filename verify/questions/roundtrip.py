@@ -54,7 +54,8 @@ class Limits:
         default_factory=lambda: {
             "fp8": 0.05,
             "fp4": 0.16,
-            "table": 0.2,
+            "table": 0.15,  # in blocks of 64
+            "table4": 0.2,
             "int": 0.45,
             "int2": 1.6,
             "int8": 0.3,
@@ -67,6 +68,7 @@ class Limits:
             "fp8": 0.02,
             "fp4": 0.02,
             "table": 0.03,
+            "table4": 0.03,
             "mx": 0.06,
             "int": 0.08,
             "int2": 0.15,
@@ -79,7 +81,8 @@ class Limits:
         default_factory=lambda: {
             "fp8": 0.985,
             "fp4": 0.985,
-            "table": 0.98,
+            "table": 0.9,
+            "table4": 0.9,
             "int": 0.9,
             "int2": 0.4,
             "int8": 0.95,
@@ -87,6 +90,7 @@ class Limits:
             "same": 0.985,
         }
     )
+    shift: Mapping[str, float] = field(default_factory=lambda: {"int": 0.1, "int8": 0.01})  # of the mean
     clipped: float = 0.001  # of codes: the largest one, for a weight that lies beyond it
     zeros: float = 0.25  # FP4 has only eight magnitudes, and rounds a fifth of a normal weight to zero
     zeros_of_four: float = 0.5  # INT4 under one scale a row, and columns that AWQ made smaller
@@ -104,6 +108,7 @@ class Loss:
     parent: float = 0.0
     child: float = 0.0
     product: float = 0.0
+    shift: float = 0.0  # sum of differences
     largest: float = 0.0
     saturated: int = 0  # codes of the largest value: at least one a block, if the scale is amax / 448
     clipped: int = 0  # of these, for weights that are larger still
@@ -136,6 +141,7 @@ class Loss:
             "parent",
             "child",
             "product",
+            "shift",
             "saturated",
             "clipped",
             "zeros",
@@ -217,7 +223,8 @@ def loss_of(pair: Pair, source: Source, parent: Source, folding: Folding | None 
 def _local(pair: Pair, ours: OpenFiles) -> LocalErrors | LocalFits | None:
     """What looks at rows, columns and blocks, by how their codes were made."""
     if pair.limited.startswith("int"):
-        return LocalFits(pair.child.shape, pair.child.block, column_order(pair.child, ours))
+        eight = pair.limited == "int8"
+        return LocalFits(pair.child.shape, pair.child.block, eight, column_order(pair.child, ours))
     return LocalErrors(pair.child.shape, pair.child.block, pair.limited) if pair.limited in MOVED else None
 
 
@@ -230,6 +237,7 @@ def _add_sums(loss: Loss, got: NDArray[np.float32], want: NDArray[np.float32]) -
         loss.parent += float(np.multiply(b, b).sum())
         loss.child += float(np.multiply(a, a).sum())
         loss.product += float(np.multiply(a, b).sum())
+        loss.shift += float(away.sum())
         loss.largest = max(loss.largest, float(np.abs(away).max(initial=0)))
 
 
@@ -237,7 +245,7 @@ def _add_codes(
     loss: Loss, limited: str, codes: NDArray[np.uint8], got: NDArray[np.float32], want: NDArray[np.float32]
 ) -> None:
     """Counts codes at the largest value and codes of zero; integer codes have no sign bit to take off."""
-    if limited == "table" or limited.startswith("int"):
+    if limited.startswith("table") or limited.startswith("int"):
         loss.zeros += int(np.count_nonzero((got == 0) & (want != 0)))
         return
     mask, top = (0x7, 0x7) if limited == "fp4" else (0x7F, 0x7E)
@@ -254,7 +262,7 @@ def _add_codes(
 def _faults(pair: Pair, loss: Loss, limits: Limits) -> Iterator[Finding]:
     file, share = pair.child.tensor.file, max(loss.elements, 1)
     limited = pair.limited
-    limit = limits.error[limited]
+    limit = limits.error[limited] * _times_of(pair)
     gain = limits.gain["mx" if loss.kind in ROUNDED_DOWN else limited]
     if not loss.error <= limit:  # NaN is not
         yield Finding("roundtrip-error", file, loss.name, f"at most {limit:.1%}", f"{loss.error:.2%}")
@@ -264,6 +272,9 @@ def _faults(pair: Pair, loss: Loss, limits: Limits) -> Iterator[Finding]:
     if abs(loss.gain - 1) > gain and loss.error <= limit:
         got = f"{loss.gain:.4f} times"
         yield Finding("roundtrip-gain", file, loss.name, f"within {gain:.1%} of the parent's size", got)
+    if loss.parent and abs(shift := loss.shift / sqrt(loss.parent * share)) > limits.shift.get(limited, 1.0):
+        got = f"{shift:+.3f} of it"
+        yield Finding("roundtrip-gain", file, loss.name, "the parent's mean, within its size", got)
     if pair.claimed and loss.difference:
         got = f"relative error {loss.error:.2g}"
         yield Finding("claim-false", file, loss.name, "every block exact, as the manifest says", got)
@@ -277,6 +288,12 @@ def _faults(pair: Pair, loss: Loss, limits: Limits) -> Iterator[Finding]:
     if loss.zeros / share > zeros:
         got = f"{loss.zeros / share:.1%} of codes"
         yield Finding("vanished-codes", file, loss.name, f"at most {zeros:.0%} rounded to zero", got)
+
+
+def _times_of(pair: Pair) -> float:
+    """How much more a table of sixteen numbers loses in blocks larger than 64."""
+    coded = pair.child if pair.child.linear is not None else pair.parent
+    return max(coded.state.block / 64, 1.0) ** 0.25 if coded.state is not None else 1.0
 
 
 def _families(pairs: list[Pair], losses: Mapping[str, Loss], limits: Limits) -> dict[str, str]:

@@ -70,7 +70,7 @@ def test_every_form_decodes_to_the_floats_that_it_was_made_from(published: Publi
     checkpoint = open_checkpoint(Memory(files_of(published.model())), Report("integrity"))
     with OpenFiles(checkpoint.source) as opened:
         for module, linear in quantized(checkpoint.tensors).items():
-            if linear.weight is None or linear.kind in ("gpt-oss", "other"):
+            if linear.weight is None or linear.kind in ("gpt-oss", "other") or "folded" in published.name:
                 continue
             declared = declaration(checkpoint.quantization)[0]
             if linear.kind in BY_ELEMENTS:

@@ -9,7 +9,7 @@ import numpy as np
 
 from shardmill.verify.formats.linear import U8
 from shardmill.verify.formats.values import ElementCheck, ValueRule
-from shardmill.verify.formats.zeros import Run, ZeroRuns
+from shardmill.verify.formats.zeros import RUN_BYTES_MIN, Run, ZeroRuns
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.rules.findings import Finding
 
@@ -55,6 +55,7 @@ class Plan:
     tensor: Tensor
     law: ValueRule | None = None
     runs: bool = False
+    least_run: int = RUN_BYTES_MIN  # bytes
     block_bytes: int = 0  # bytes of one row of a block of codes; 0 = blocks are not looked at
     scales: bool = False  # whether these are block scales, of which none should be zero
 
@@ -65,7 +66,7 @@ class Look:
     def __init__(self, plan: Plan) -> None:
         self._plan, self.outcome, self._seen = plan, Sighting(), 0
         self._check = ElementCheck(plan.tensor, plan.law) if plan.law is not None else None
-        self._runs = ZeroRuns(plan.tensor.bytes) if plan.runs else None
+        self._runs = ZeroRuns(plan.tensor.bytes, plan.least_run) if plan.runs else None
 
     def feed(self, strip: U8) -> None:
         if self._check is not None:
@@ -76,7 +77,7 @@ class Look:
             self._blocks(strip)
         if self._plan.scales and not strip.all():
             self.outcome.zero_scale = True
-        if self._plan.runs and not self._seen:
+        if self._plan.runs and not self._seen and self._plan.least_run == RUN_BYTES_MIN:
             self.outcome.front = crc32(strip[:FRONT_BYTES].data)
         self._seen += len(strip)
 

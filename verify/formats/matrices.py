@@ -6,10 +6,10 @@ Values are f32; a code times its scale is one f32 multiplication, as the engines
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,8 @@ from shardmill.verify.formats.by_inputs import (
 )
 from shardmill.verify.formats.declared import Declaration
 from shardmill.verify.formats.forms.codes import e5m2
-from shardmill.verify.formats.linear import Linear, bits_of, ones
+from shardmill.verify.formats.forms.whole_fp8 import rows_of_parts
+from shardmill.verify.formats.linear import SECOND, Linear, bits_of, ones
 from shardmill.verify.formats.opened import OpenFiles, floats, scalar, scale_values
 from shardmill.verify.formats.table import FORMS
 from shardmill.verify.formats.zero_points import by_columns, fits, zeros_of
@@ -49,6 +50,7 @@ class Matrix:
     transposed: bool = False  # of floats: the tensor holds [..., columns, rows]
     zeros_as_stored: bool = False  # of GPTQ's second layout
     state: State | None = None  # of bitsandbytes' codes, which their file holds
+    parts: tuple[int, ...] = ()  # rows under each scale of a fused weight
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -105,19 +107,33 @@ def matrix_with_state(linear: Linear, opened: OpenFiles) -> Matrix | None:
     return Matrix(linear.weight, linear, (1, wide), state=state)
 
 
+def matrix_of_parts(linear: Linear, config: Mapping[str, Any]) -> Matrix | None:
+    """A fused FP8 weight with a scale for each part; None where the config doesn't say where a part ends."""
+    parts = rows_of_parts(linear, config)
+    if linear.weight is None or not parts:
+        return None
+    return Matrix(linear.weight, linear, (1, linear.shape[-1]), parts=parts)
+
+
 def can_decode(linear: Linear) -> bool:
     """Whether this module knows the format [..., rows, columns], and its scales are complete and of the right shape."""
     if linear.kind in BY_INPUTS:
         return can_decode_by_inputs(linear)
     form, grid = FORMS.get(linear.kind), linear.grid
-    if form is None or form.unpack is None or linear.weight is None or grid is None:
+    if (
+        form is None
+        or form.unpack is None
+        or linear.weight is None
+        or grid is None
+        or linear.kind == "fp8-parts"
+    ):
         return False
     if any(leaf not in linear.scales for leaf in form.needs[1:]) or form.grid(linear, grid):
         return False
     if linear.kind == "int-pack" and not fits(linear):
         return False
     others = [linear.scales[leaf] for leaf in form.needs[1:]]
-    if grid.dtype not in form.scale_dtypes or not all(o.dtype == "F32" and ones(o.shape) for o in others):
+    if grid.dtype not in form.scale_dtypes or not all(_is_total(linear, other) for other in others):
         return False
     return len(linear.shape) >= 2 and 0 < linear.shape[-1] <= COLUMNS_MAX and linear.shape[-2] > 0
 
@@ -154,6 +170,14 @@ def _across(tensor: Tensor, opened: OpenFiles, first: int, last: int) -> F32:
         strips.append(floats(tensor, raw).T)
         first += end - begin
     return np.ascontiguousarray(np.concatenate(strips))
+
+
+def _is_total(linear: Linear, scale: Tensor) -> bool:
+    """Whether a scale of scales is one number, or one a matrix of a bank, or two: of gate's rows and of up's."""
+    leading = linear.shape[:-2]
+    halves = len(linear.shape) > 2 and not linear.shape[-2] % 2
+    shapes = (leading, (*leading, 1), *(((*leading, 2),) if halves else ()))
+    return scale.dtype == "F32" and (ones(scale.shape) or scale.shape in shapes)
 
 
 def largest(matrix: Matrix, opened: OpenFiles) -> np.float32:
@@ -230,13 +254,12 @@ def _expanded(matrix: Matrix, opened: OpenFiles, first: int, last: int) -> F32:
     assert linear.grid is not None
     grid, cols = linear.grid, matrix.block[1]
     if ones(grid.shape):
-        return _seconded(linear, scalar(grid, opened), opened)
+        return _seconded(linear, scalar(grid, opened), opened, first, last)
     places, columns = _scale_rows(matrix, grid, first, last)
     width = columns * DTYPE_BITS[grid.dtype] // 8
     begin, end = int(places[0]), int(places[-1]) + 1
     raw = opened.bytes(grid, begin * width, end * width).reshape(end - begin, width)
-    scales = _seconded(linear, scale_values(grid, raw), opened)
-    tall = scales[places - begin]
+    tall = _seconded(linear, scale_values(grid, raw)[places - begin], opened, first, last)
     if linear.kind == "int-pack" and columns > 1:
         return by_columns(linear, tall, cols, matrix.shape[1], opened.bytes)
     return tall if columns == 1 else np.repeat(tall, cols, axis=1)[:, : matrix.shape[1]]
@@ -257,14 +280,26 @@ def _scale_rows(matrix: Matrix, grid: Tensor, first: int, last: int) -> tuple[ND
     else:
         columns = grid.shape[2] if linear.kind == "fp8-pbwo" else grid.shape[-1]
     rows = np.arange(first, last)
+    if matrix.parts:
+        return np.searchsorted(np.cumsum(matrix.parts), rows, side="right"), 1
     of_a_bank = prod(grid.shape) // max(columns, 1) // banks
     return rows // high * of_a_bank + rows % high // matrix.block[0], columns
 
 
-def _seconded(linear: Linear, scales: F32, opened: OpenFiles) -> F32:
-    """Block scales times the scale of scales, or divided by it."""
-    if linear.kind == "nvfp4":
-        return scales * scalar(linear.scales["weight_scale_2"], opened)
-    if linear.kind == "ct-nvfp4":
-        return scales / scalar(linear.scales["weight_global_scale"], opened)
-    return scales
+def _seconded(linear: Linear, scales: F32, opened: OpenFiles, first: int, last: int) -> F32:
+    """Block scales of rows [first, last), times the scale of scales, or divided by it."""
+    leaf = SECOND.get(linear.kind)
+    if leaf is None:
+        return scales
+    totals = totals_of(linear, opened, first, last)
+    return scales * totals if leaf == "weight_scale_2" else scales / totals
+
+
+def totals_of(linear: Linear, opened: OpenFiles, first: int, last: int) -> F32:
+    """The scale of scales of rows [first, last): f32 [1], or [last - first, 1] of a bank with a number a matrix."""
+    tensor = linear.scales[SECOND[linear.kind]]
+    numbers = scale_values(tensor, opened.bytes(tensor, 0, tensor.bytes)).reshape(-1)
+    if len(numbers) == 1:
+        return numbers
+    high = linear.shape[-2] * prod(linear.shape[:-2]) // len(numbers)  # rows under one number
+    return numbers[np.arange(first, last) // high].reshape(-1, 1)

@@ -21,9 +21,10 @@ Run = tuple[int, int]  # first byte, byte after the last
 
 @dataclass(slots=True)
 class ZeroRuns:
-    """Fed a tensor's bytes in order. `runs`: those of RUN_BYTES_MIN or more; the whole tensor if it is all zero."""
+    """Fed a tensor's bytes in order. `runs`: those of `least` bytes or more; the whole tensor if it is all zero."""
 
     total: int
+    least: int = RUN_BYTES_MIN
     runs: list[Run] = field(default_factory=list)
     _seen: int = 0
     _open: int = 0  # zero bytes at the end of what was seen
@@ -32,7 +33,7 @@ class ZeroRuns:
         if not len(strip):
             return
         words = strip[: len(strip) // 8 * 8].view("<u8")
-        if len(words) and bool(words[::STEP].all()) and strip[-1]:
+        if self.least >= RUN_BYTES_MIN and len(words) and bool(words[::STEP].all()) and strip[-1]:
             self._close(self._seen + _leading(strip) if self._open else self._seen)
             self._seen += len(strip)
             return
@@ -46,7 +47,7 @@ class ZeroRuns:
             self._seen += len(strip)
             return
         self._close(self._seen + int(live[0]))
-        for place in np.flatnonzero(np.diff(live) > RUN_BYTES_MIN)[:RUNS_MAX]:
+        for place in np.flatnonzero(np.diff(live) > self.least)[:RUNS_MAX]:
             self._keep(self._seen + int(live[place]) + 1, self._seen + int(live[place + 1]))
         self._open = len(strip) - int(live[-1]) - 1
         self._seen += len(strip)
@@ -57,7 +58,7 @@ class ZeroRuns:
         self._open = 0
 
     def _keep(self, begin: int, end: int) -> None:
-        if end - begin >= min(RUN_BYTES_MIN, max(self.total, 1)) and len(self.runs) < RUNS_MAX:
+        if end - begin >= min(self.least, max(self.total, 1)) and len(self.runs) < RUNS_MAX:
             self.runs.append((begin, end))
 
     def finish(self) -> tuple[Run, ...]:

@@ -16,7 +16,14 @@ from shardmill.verify.formats.by_inputs import BY_INPUTS, INPUTS, decoded_by_inp
 from shardmill.verify.formats.declared import Declaration
 from shardmill.verify.formats.fused import kind_of
 from shardmill.verify.formats.linear import F32, FLOATS, Linear
-from shardmill.verify.formats.matrices import Matrix, can_decode, matrix_of, matrix_with_state, values
+from shardmill.verify.formats.matrices import (
+    Matrix,
+    can_decode,
+    matrix_of,
+    matrix_of_parts,
+    matrix_with_state,
+    values,
+)
 from shardmill.verify.formats.opened import OpenFiles
 from shardmill.verify.reading.checkpoint import Checkpoint
 from shardmill.verify.reading.header import Tensor
@@ -45,7 +52,11 @@ def sizes_of(
 ) -> list[Size]:
     """Sizes in the order of names; a weight that can't be decoded or read has none."""
     found: list[Size] = []
-    weights = [linear for linear in linears.values() if can_decode(linear) or linear.kind in BY_ELEMENTS]
+    weights = [
+        linear
+        for linear in linears.values()
+        if can_decode(linear) or linear.kind in (*BY_ELEMENTS, "fp8-parts")
+    ]
     with OpenFiles(checkpoint.source) as opened:
         for linear in _spread(weights, WEIGHTS_MAX):
             tensors = [
@@ -107,6 +118,11 @@ def _rows_of(
         with_state = matrix_with_state(linear, opened)
         if with_state is not None:
             yield from _matrix_rows(with_state, opened)
+        return
+    if linear.kind == "fp8-parts":
+        fused = matrix_of_parts(linear, checkpoint.config or {})
+        if fused is not None:
+            yield from _matrix_rows(fused, opened)
         return
     yield from _matrix_rows(matrix_of(linear, declared, checkpoint.manifest), opened)
 

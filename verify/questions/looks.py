@@ -11,7 +11,14 @@ from shardmill.verify.formats.look import Plan, Sightings
 from shardmill.verify.formats.opened import OpenFiles
 from shardmill.verify.formats.values import float_rules, value_rules
 from shardmill.verify.questions.block_scales import block_bytes, block_faults, block_looks
-from shardmill.verify.questions.dead_data import as_published, judged_for_zeros, zero_faults
+from shardmill.verify.questions.dead_data import (
+    NORM_RUN_BYTES_MIN,
+    as_published,
+    is_norm,
+    judged_for_zeros,
+    norm_faults,
+    zero_faults,
+)
 from shardmill.verify.questions.index_values import index_faults
 from shardmill.verify.questions.twins import twin_faults
 from shardmill.verify.reading.checkpoint import Checkpoint
@@ -35,9 +42,11 @@ def plans_of(checkpoint: Checkpoint, linears: Mapping[str, Linear]) -> dict[str,
     for name, tensor in tensors.items():
         linear = by_weight.get(name)
         runs = judged_for_zeros(tensor, by_weight)
-        if name in laws or runs or linear is not None:
+        if is_norm(tensor):
+            plans[name] = Plan(tensor, laws.get(name), True, NORM_RUN_BYTES_MIN)
+        elif name in laws or runs or linear is not None:
             in_block = block_bytes(linear) if linear is not None else 0
-            plans[name] = Plan(tensor, laws.get(name), runs, in_block, name in grids)
+            plans[name] = Plan(tensor, laws.get(name), runs, block_bytes=in_block, scales=name in grids)
     return plans
 
 
@@ -53,7 +62,9 @@ def sight_faults(
         if look.vouches(sightings.runs.get(name, ())):
             vouched.add(name)
     vouched |= _by_absmax(checkpoint, linears, sightings)
-    yield from as_published(checkpoint, zero_faults(checkpoint, sightings, vouched))
+    norms = {name for name in sightings.runs if is_norm(checkpoint.tensors[name])}
+    yield from as_published(checkpoint, zero_faults(checkpoint, sightings, vouched | norms))
+    yield from as_published(checkpoint, norm_faults(checkpoint, sightings, norms))
     yield from index_faults(checkpoint, linears)
     yield from twin_faults(checkpoint, sightings)
 

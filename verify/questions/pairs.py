@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from shardmill.verify.formats.by_elements import BY_ELEMENTS
 from shardmill.verify.formats.declared import Declaration, declaration
 from shardmill.verify.formats.fused import kind_of
 from shardmill.verify.formats.laws import REBLOCK, RECAST
-from shardmill.verify.formats.matrices import Matrix, can_decode, matrix_of, matrix_with_state
+from shardmill.verify.formats.matrices import (
+    Matrix,
+    can_decode,
+    matrix_of,
+    matrix_of_parts,
+    matrix_with_state,
+)
 from shardmill.verify.formats.opened import OpenFiles
 from shardmill.verify.formats.schemes import FLOATS, PACKED, Linear, is_scale, quantized, split_name
 from shardmill.verify.questions.companions import names_here
@@ -30,6 +39,16 @@ class Pair:
     parent: Matrix
     same: bool = False  # both must decode to the same values: codes were kept, their scales written anew
     claimed: bool = False  # the manifest says that every block is exact
+
+    @property
+    def segments(self) -> NDArray[np.int64]:
+        """i64 [rows]: which matrix of a bank, or which part of a fused weight, each row is of; none for a plain one."""
+        linear, rows = self.child.linear or self.parent.linear, self.child.shape[0]
+        if self.child.parts or self.parent.parts:
+            return np.repeat(np.arange(len(self.child.parts)), self.child.parts)
+        shape = linear.shape if linear is not None and linear.kind not in BY_ELEMENTS else ()
+        high = shape[-2] if len(shape) > 2 and shape[-2] else rows
+        return np.arange(rows) // high if high < rows else np.zeros(0, np.int64)
 
     @property
     def limited(self) -> str:
@@ -80,6 +99,8 @@ class _Side:
             return None
         if linear.kind in BY_ELEMENTS:
             return matrix_with_state(linear, self.opened)
+        if linear.kind == "fp8-parts":
+            return matrix_of_parts(linear, self.checkpoint.config or {})
         return matrix_of(linear, declared, self.manifest) if can_decode(linear) else None
 
 
@@ -147,7 +168,9 @@ def _parents_matrix(
     matrix, parent = there.matrix(linear, declared), there.checkpoint
     if matrix is not None:
         return matrix
-    tensor = parent.tensors.get(name)
+    tensor = parent.tensors.get(name) or parent.tensors.get(
+        name.removesuffix(".weight")
+    )  # stacks have no `.weight`
     if tensor is None or tensor.dtype not in FLOATS or not parent.readable(tensor):
         return None
     return Matrix(tensor)

@@ -25,7 +25,7 @@ from shardmill.verify.formats.matrices import (
 from shardmill.verify.formats.opened import OpenFiles
 from shardmill.verify.questions.companions import native_layout
 from shardmill.verify.questions.foldings import Folding, foldings_of
-from shardmill.verify.questions.local_errors import MOVED, LocalErrors
+from shardmill.verify.questions.local_errors import MOVED, NAMED_MAX, LocalErrors
 from shardmill.verify.questions.local_fits import LocalFits
 from shardmill.verify.questions.pairs import Pair, left_out, pairs_of
 from shardmill.verify.reading.checkpoint import open_checkpoint
@@ -115,6 +115,9 @@ class Loss:
     zeros: int = 0
     equal: int = 0  # elements that are the parent's own once rounded to its dtype
     odd: tuple[str, ...] = ()  # rows, columns and blocks that are not the parent's
+    segments: tuple[
+        tuple[float, float], ...
+    ] = ()  # (error, gain) of each matrix of a bank, of each fused part
 
     @property
     def error(self) -> float:
@@ -200,7 +203,8 @@ def loss_of(pair: Pair, source: Source, parent: Source, folding: Folding | None 
     loss = Loss(pair.name, kind)
     limited = pair.limited
     with OpenFiles(source) as ours, OpenFiles(parent) as theirs:
-        local = _local(pair, ours)
+        local, segments = _local(pair, ours), pair.segments
+        sums = np.zeros((3, int(segments[-1]) + 1 if len(segments) else 0))
         for first, last in strips(pair.child):
             want = values(pair.parent, theirs, first, last)
             if folding is not None:
@@ -211,13 +215,31 @@ def loss_of(pair: Pair, source: Source, parent: Source, folding: Folding | None 
                 got, codes = decoded(pair.child, ours, first, last)
                 _add_codes(loss, limited, codes, got, want)
             _add_sums(loss, got, want)
+            if len(segments):
+                _add_segments(sums, segments[first:last], got, want)
             if local is not None:
                 with np.errstate(all="ignore"):
                     local.feed(first, got, want)
             loss.equal += int(np.count_nonzero(rounded_as(pair.parent.tensor, got) == want))
             loss.elements += got.size
     loss.odd = tuple(local.odd()) if local is not None else ()
+    away, product, square = sums
+    some = square > 0
+    rooted = np.sqrt(away[some] / square[some])
+    loss.segments = tuple(zip(rooted.tolist(), (product[some] / square[some]).tolist(), strict=True))
     return loss
+
+
+def _add_segments(
+    sums: NDArray[np.float64],
+    segments: NDArray[np.int64],
+    got: NDArray[np.float32],
+    want: NDArray[np.float32],
+) -> None:
+    """Squared errors, products and the parent's squares, by segment."""
+    with np.errstate(all="ignore"):
+        for part, products in zip(sums, ((got - want) ** 2, got * want, want * want), strict=True):
+            np.add.at(part, segments, products.sum(1, dtype=np.float64))
 
 
 def _local(pair: Pair, ours: OpenFiles) -> LocalErrors | LocalFits | None:
@@ -245,7 +267,7 @@ def _add_codes(
     loss: Loss, limited: str, codes: NDArray[np.uint8], got: NDArray[np.float32], want: NDArray[np.float32]
 ) -> None:
     """Counts codes at the largest value and codes of zero; integer codes have no sign bit to take off."""
-    if limited.startswith("table") or limited.startswith("int"):
+    if limited.startswith(("table", "int")):
         loss.zeros += int(np.count_nonzero((got == 0) & (want != 0)))
         return
     mask, top = (0x7, 0x7) if limited == "fp4" else (0x7F, 0x7E)
@@ -278,6 +300,7 @@ def _faults(pair: Pair, loss: Loss, limits: Limits) -> Iterator[Finding]:
     if pair.claimed and loss.difference:
         got = f"relative error {loss.error:.2g}"
         yield Finding("claim-false", file, loss.name, "every block exact, as the manifest says", got)
+    yield from _odd_segments(pair, loss, limit, gain)
     if loss.odd:
         expected = "each row, column and block within its rounding"
         yield Finding("roundtrip-local", file, loss.name, expected, ", ".join(loss.odd))
@@ -288,6 +311,20 @@ def _faults(pair: Pair, loss: Loss, limits: Limits) -> Iterator[Finding]:
     if loss.zeros / share > zeros:
         got = f"{loss.zeros / share:.1%} of codes"
         yield Finding("vanished-codes", file, loss.name, f"at most {zeros:.0%} rounded to zero", got)
+
+
+def _odd_segments(pair: Pair, loss: Loss, error: float, gain: float) -> Iterator[Finding]:
+    """Single experts or parts that a sound whole hides."""
+    odd = [
+        f"number {n} (error {lost:.1%}, {size:.4f} times)"
+        for n, (lost, size) in enumerate(loss.segments)
+        if not lost <= error or abs(size - 1) > gain
+    ]
+    if odd:
+        expected = "each matrix of the bank, or each fused part, within the bounds of a weight"
+        more = [f"{len(odd) - NAMED_MAX:,} more"] if len(odd) > NAMED_MAX else []
+        got = ", ".join([*odd[:NAMED_MAX], *more])
+        yield Finding("roundtrip-local", pair.child.tensor.file, loss.name, expected, got)
 
 
 def _times_of(pair: Pair) -> float:

@@ -65,8 +65,13 @@ def _parent(moe: bool) -> Files:
     return _PARENTS[moe]
 
 
-def mutants() -> Iterator[FormMutant]:
-    for published in PUBLISHED:
+def asked(words: tuple[str, ...]) -> Iterator[Published]:
+    """The forms whose names begin with one of these words; all where there is none."""
+    yield from (one for one in PUBLISHED if not words or one.name.startswith(words))
+
+
+def mutants(words: tuple[str, ...] = ()) -> Iterator[FormMutant]:
+    for published in asked(words):
         clean = published.model()
         found = open_checkpoint(Memory(files_of(clean)), Report("integrity"))
         linear = next(

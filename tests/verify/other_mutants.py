@@ -19,13 +19,12 @@ from shardmill.verify.questions.reproduce import reproduce
 from shardmill.verify.questions.roundtrip import Limits, roundtrip
 from shardmill.verify.reading.checkpoint import open_checkpoint
 from shardmill.verify.rules.findings import Report
-from tests.verify.form_mutants import FLOATS, FormMutant, _parent, _times, _values, _write
+from tests.verify.form_mutants import FLOATS, FormMutant, _parent, _times, _values, _write, asked
 from tests.verify.memory import Memory
 from tests.verify.mutants import files_of
 from tests.verify.packed_mutants import packed_changes
 from tests.verify.zoo import encoders as e
 from tests.verify.zoo.model import Blob, Model
-from tests.verify.zoo.published import PUBLISHED
 
 HOLE = 4_096
 LAYER = "model.layers.1."
@@ -48,9 +47,9 @@ def _beside(source: Memory, moe: bool) -> Iterator[int]:
     yield reproduce(source, floats, blocks=None, seed=1).exit_code
 
 
-def mutants() -> Iterator[OtherMutant]:
+def mutants(words: tuple[str, ...] = ()) -> Iterator[OtherMutant]:
     """Of every form; with the parent where the zoo's floats are its parent, not another's tied or renamed ones."""
-    for published in PUBLISHED:
+    for published in asked(words):
         clean = published.model()
         source = Memory(files_of(clean))
         linears = quantized(open_checkpoint(source, Report("integrity")).tensors)

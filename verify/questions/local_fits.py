@@ -26,6 +26,7 @@ EIGHT = ((16, 0.9),)  # of eight bits, whatever part
 QUIET = 0.1  # of the strip's root mean square; smaller groups are the rounding's own
 LARGE = 0.6  # of the block's root mean square
 TIMES = 1.5  # most larger weights of a block by more than this, or less than its inverse: another scale
+SURELY_MORE, SURELY_LESS = 1.8, 0.52  # gains that clipping an outlier to its half does not make
 ALIKE = 0.9  # cosine of a block that differs in scale alone
 MEMBERS_MIN = 8
 WHOLE_MIN = 0.93  # cosine of the weight; below, two or three bits are too coarse for its parts to tell
@@ -95,6 +96,7 @@ class LocalFits:
         alike = by_block[1] > ALIKE * np.sqrt(by_block[0] * by_block[2])
         gain = by_block[1] / np.maximum(by_block[2], np.finfo(np.float64).tiny)
         some = alike & ((gain > TIMES) | (gain < 1 / TIMES))
+        sure = alike & ((gain > SURELY_MORE) | (gain < SURELY_LESS))
         if not some.any():
             return np.asarray(some)
         rows, blocks = np.nonzero(some)
@@ -107,7 +109,7 @@ class LocalFits:
         ]
         members = large.sum(1)
         some[rows, blocks] = (members >= MEMBERS_MIN) & (2 * np.maximum(*counts) > members)
-        return np.asarray(some)
+        return np.asarray(some | sure)
 
     def _name(
         self,

@@ -2,9 +2,9 @@
 
 Each holds the tensors of one module as the tool exports it, and in its metadata the sha256 of the module's weight, F32
 [R, C] little-endian with zeros unsigned, as the tool itself decodes it. Runs under the tool's Python, on a CPU. TOOL is
-`bitsandbytes` (bitsandbytes==0.50.2, by quantize_4bit and dequantize_4bit), or `auto-round` (auto-round==0.16.1, formats
-auto_gptq and auto_awq, rounding to the nearest), whose AWQ is decoded by SOURCE, packing_utils.py of autoawq==0.2.9,
-and whose GPTQ by its own QuantLinear.
+`bitsandbytes` (bitsandbytes==0.50.2, by quantize_4bit and dequantize_4bit), or `auto-round` (auto-round==0.16.1,
+formats auto_gptq and auto_awq, rounding to the nearest), whose AWQ is decoded by SOURCE, packing_utils.py of
+autoawq==0.2.9, and whose GPTQ by its own QuantLinear.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Builds and judgements by number of workers, parent and output both in memory, with the machine's limits beside.
 
-    python -m bench.cores [--work /dev/shm/shardmill-cores] [--hidden 4096] [--experts 40] [--most N] [--json FILE]
+    python -m bench.cores [--work /dev/shm/shardmill-cores] [--hidden 4096] [--experts 40] [--least 1] [--most N]
 
 The parent is `small` with more and wider experts: 19.8 GB in 30 files as it comes. The limits: `cp` and `sha256sum` by
 as many processes as there are cores. Memory is what all processes of a build hold together (PSS), sampled.
@@ -33,7 +33,7 @@ FILE_BYTES = 700_000_000
 
 def powers(most: int) -> list[int]:
     """1, 2, 4 ... and `most` itself."""
-    return sorted({*(1 << n for n in range(most.bit_length()) if 1 << n <= most), most})
+    return sorted({*(1 << n for n in range(most.bit_length())), most})
 
 
 def manifest_digest(out: Path) -> str:
@@ -110,6 +110,7 @@ def main() -> int:
     parser.set_defaults(work=Path("/dev/shm/shardmill-cores"))
     parser.add_argument("--hidden", type=int, default=4096)
     parser.add_argument("--experts", type=int, default=40)
+    parser.add_argument("--least", type=int, default=1)
     parser.add_argument("--most", type=int, default=usable_cores())
     asked = parser.parse_args()
     asked.work.mkdir(parents=True, exist_ok=True)
@@ -123,8 +124,9 @@ def main() -> int:
     facts["parent_bytes"] = sum(path.stat().st_size for path in parent.iterdir())
     facts["files"] = len(list(parent.glob("*.safetensors")))
     facts["builds"] = {}
+    counts = [count for count in powers(cores) if count >= asked.least]
     for kernel in reversed(kernels()):
-        facts["builds"][kernel] = by_workers(parent, out, powers(cores), kernel, asked.rounds)
+        facts["builds"][kernel] = by_workers(parent, out, counts, kernel, asked.rounds)
         tell(facts, asked.json)  # so that a run that is cut short leaves what it has
     facts["output_bytes"] = sum(path.stat().st_size for path in out.glob("*.safetensors"))
     judge = shardmill("verify", "integrity", str(out), "--json")

@@ -35,3 +35,7 @@ class PlanError(ShardmillError):
 
 class BuildError(ShardmillError):
     """A build stopped before its commit. The earlier checkpoint, where there was one, is untouched."""
+
+
+class OutputFolderError(BuildError):
+    """--out names a folder that is no place for a build: another must be named; exit code 2."""

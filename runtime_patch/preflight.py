@@ -114,7 +114,7 @@ def _old_packages() -> Iterator[Finding]:
     """
     owners = packages_distributions()
     for package in OLD_PACKAGES:
-        ours = sorted(name for name in owners.get(package, ()) if name in DISTRIBUTIONS)
+        ours = sorted({name for name in owners.get(package, ()) if name in DISTRIBUTIONS})
         if not ours:
             continue
         others = sorted(set(owners[package]) - set(ours))

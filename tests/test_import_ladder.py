@@ -113,7 +113,7 @@ def full_name(room: str) -> str:
 
 
 @pytest.mark.parametrize("top", OURS)
-def test_every_module_imports_only_what_its_room_may(top: str) -> None:
+def test_every_module_imports_only_what_its_folder_may(top: str) -> None:
     found = [
         told
         for module, path in modules()

@@ -82,6 +82,16 @@ def _anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def test_every_promise_of_the_readme_names_a_test_that_exists() -> None:
+    """A line of "What you can count on" leads to one test, by the file and the title of its link."""
+    promises = (ROOT / "README.md").read_text().split("## What you can count on")[1].split("## ")[0]
+    lines = re.split(r"^- ", promises.split("\n[")[0], flags=re.MULTILINE)[1:]
+    named = re.findall(r'^\[(\w+)\]: (\S+) "(\w+)"$', promises, re.MULTILINE)
+    assert [line for line in lines if not re.search(r"\[test\]\[\w+\]", line)] == []
+    assert set(re.findall(r"\[test\]\[(\w+)\]", promises)) == {label for label, _, _ in named}
+    assert [name for _, path, name in named if f"def {name}(" not in (ROOT / path).read_text()] == []
+
+
 def test_the_readme_has_one_width() -> None:
     """No line is wider than the limit, tables apart."""
     lines = (ROOT / "README.md").read_text().splitlines()

@@ -22,7 +22,7 @@ from typing import NoReturn
 import click
 
 from shardmill.pipeline.commands.printable import printable
-from shardmill.pipeline.errors import MissingExtraError, RecipeError, ShardmillError
+from shardmill.pipeline.errors import MissingExtraError, OutputFolderError, RecipeError, ShardmillError
 
 # name -> (module:attribute, the line that --help shows)
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -85,6 +85,11 @@ def _is_devnull(number: int) -> bool:
 
 
 _HAD_READER = not _is_devnull(1)  # when the process started
+_USAGE = (
+    RecipeError,
+    MissingExtraError,
+    OutputFolderError,
+)  # what a user asked for can't be done: exit code 2
 _NOBODY_READS = 128 + signal.SIGPIPE  # as of any program whose reader went away; never the code of a verdict
 _INTERRUPTED, _TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 
@@ -231,7 +236,7 @@ def answer() -> int:
         return _stopped("terminated", _TERMINATED)
     except ShardmillError as error:
         click.echo(f"Error: {printable(str(error))}", err=True)
-        return 2 if isinstance(error, RecipeError | MissingExtraError) else 1
+        return 2 if isinstance(error, _USAGE) else 1
     except BrokenPipeError:
         return _NOBODY_READS
     except OSError as error:

@@ -16,14 +16,14 @@ from pathlib import Path
 from shardmill.pipeline.container.atomic import PART_SUFFIX
 from shardmill.pipeline.container.filesystem import sync_folder
 from shardmill.pipeline.container.regular import resolved
-from shardmill.pipeline.errors import BuildError
+from shardmill.pipeline.errors import BuildError, OutputFolderError
 
 
 @contextmanager
 def whole_folder(out: Path) -> Iterator[Path]:
     """An empty folder to fill, which becomes `out` when the block ends; an error leaves nothing behind.
 
-    Raises BuildError where `out` is there already and not an empty folder, or another run is filling it.
+    Raises OutputFolderError where `out` is there already and not an empty folder, or another run is filling it.
     """
     target = resolved(out)
     refuse_taken(out)
@@ -49,11 +49,11 @@ def whole_folder(out: Path) -> Iterator[Path]:
 
 
 def refuse_taken(out: Path) -> None:
-    """Raises BuildError where `out` is a file, or a folder that holds something."""
+    """Raises OutputFolderError where `out` is a file, or a folder that holds something."""
     if out.is_dir() and not any(out.iterdir()):
         return
     if out.exists() or out.is_symlink():
-        raise BuildError(f"{out}: exists already and is not an empty folder; choose another --out")
+        raise OutputFolderError(f"{out}: exists already and is not an empty folder; choose another --out")
 
 
 def _lock(handle: int, part: Path, out: Path) -> None:

@@ -142,13 +142,23 @@ def _problem(fault: Any, origins: Mapping[str, Origin], of_families: Sequence[Or
             f"the key {place[-1]!r} is not known{_nearest_key(place)}; remove it or correct its spelling"
         )
     elif fault["type"] == "missing":
-        message = f"the key {place[-1]!r} is missing" if isinstance(place[-1], str) else "has too few entries"
+        message = _missing(place[-1], fault["input"])
     elif fault["type"] == "too_long":
         message = "has too many entries"
     elif isinstance(fault["input"], str | int | float) and fault["type"] != "value_error":
         message = f"{message}, not {_shown(fault['input'])}"
     message = message.replace("Input should be", "should be").replace("valid tuple", "list")
     return located(origin, written, message)
+
+
+def _missing(key: str | int, table: Any) -> str:
+    """What `table` lacks, and the key in it that is most like a misspelling of that."""
+    if isinstance(key, int):
+        return "has too few entries"
+    written = [str(each) for each in table] if isinstance(table, dict) else []
+    close = get_close_matches(key, written, n=1, cutoff=0.7)
+    hint = f"; {close[0]!r} is most like it: correct its spelling" if close else ""
+    return f"the key {key!r} is missing{hint}"
 
 
 def _shown(value: str | int | float) -> str:

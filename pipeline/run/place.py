@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shardmill.pipeline.container.files import can_reflink
 from shardmill.pipeline.container.regular import resolved
-from shardmill.pipeline.errors import BuildError
+from shardmill.pipeline.errors import BuildError, OutputFolderError
 from shardmill.pipeline.manifest.records import MANIFEST_FILE
 from shardmill.pipeline.manifest.store import Store
 from shardmill.pipeline.plan.types import ShardPlan
@@ -31,23 +31,23 @@ def refuse_names(names: Iterable[str]) -> None:
 
 
 def refuse_out(parent: Path, out: Path) -> None:
-    """Raises BuildError where `out` is no place for a build from `parent`."""
+    """Raises OutputFolderError where `out` is no place for a build from `parent`."""
     one, other = resolved(parent), resolved(out)
     if one == other:
-        raise BuildError(
+        raise OutputFolderError(
             f"{out}: is the parent itself; choose another --out, a build never writes to its parent"
         )
     if one.is_relative_to(other) or other.is_relative_to(one):
-        raise BuildError(
+        raise OutputFolderError(
             f"--out {out} and --parent {parent} overlap: one contains the other; choose another --out"
         )
     for above in other.parents:
         if (above / MANIFEST_FILE).exists():
-            raise BuildError(
+            raise OutputFolderError(
                 f"{out}: is inside the checkpoint {above}, which it would spoil; choose another --out"
             )
     if foreign := Store(out).foreign_files():
-        raise BuildError(
+        raise OutputFolderError(
             f"{out}: is not empty ({foreign[0]}, of {len(foreign)} entries) and was not built by shardmill; "
             f"choose an empty --out"
         )

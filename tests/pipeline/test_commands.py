@@ -244,7 +244,7 @@ def test_the_short_way_out_sees_what_changed_while_the_last_build_was_at_work(
             "does not exist",
         ),
         (["build", "--parent", "{here}/nowhere", "--out", "{out}", "-c", "{recipe}"], 2, "does not exist"),
-        (["build", "--parent", "{parent}", "--out", "{parent}", "-c", "{recipe}"], 1, "is the parent itself"),
+        (["build", "--parent", "{parent}", "--out", "{parent}", "-c", "{recipe}"], 2, "is the parent itself"),
         (["build", "--parent", "{parent}", "--out", "{recipe}", "-c", "{recipe}"], 2, "is a file"),
         (["build", "--parent", "{parent}", "-c", "{recipe}"], 2, "Missing option '-o' / '--out'"),
         (
@@ -522,7 +522,7 @@ def test_a_plan_that_is_stopped_does_not_claim_to_go_on(places: list[Any]) -> No
 def test_what_a_build_would_refuse_plan_and_explain_refuse_too(
     shardmill: Callable[..., Told], places: list[Any], command: str
 ) -> None:
-    """A folder with other files, the parent itself, a place inside another checkpoint."""
+    """A folder with other files, the parent itself, a place inside another checkpoint: another --out is needed."""
     assert shardmill("build", *places)[0] == 0
     built, parent = places[-1], places[3]
     (built.parent / "other").mkdir()
@@ -533,7 +533,7 @@ def test_what_a_build_would_refuse_plan_and_explain_refuse_too(
         (built / "inside", "is inside the checkpoint"),
     ):
         code, _, err = shardmill(command, *places[:-1], out)
-        assert (code, why in err) == (1, True), err
+        assert (code, why in err) == (2, True), err
     assert not (built / "inside").exists()
 
 
@@ -594,3 +594,16 @@ def test_old_words_of_a_recipe_are_said_on_stderr(
     code, out, err = shardmill("plan", *places, "--json")
     assert (code, json.loads(out)["converted"]) == (0, 6)
     assert "'quantise' is now written 'quantize'" in err
+
+
+def test_an_output_folder_that_is_no_place_for_a_build_is_a_usage_error(
+    shardmill: Callable[..., Told], tmp_path: Path
+) -> None:
+    """Inside the parent, around it, the parent itself, another's files: the argument is to be changed, exit code 2."""
+    parent = write_parent(tmp_path / "parent", micro_tensors())
+    recipe = write_recipe(tmp_path / "recipes")
+    (tmp_path / "album").mkdir()
+    (tmp_path / "album" / "photograph.jpg").write_bytes(b"")
+    for out in (parent, parent / "out", tmp_path, tmp_path / "album"):
+        code, _, error = shardmill("build", "-c", recipe, "--parent", parent, "--out", out)
+        assert (code, "choose an" in error) == (2, True), error

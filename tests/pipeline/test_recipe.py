@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -202,6 +203,24 @@ def test_a_key_that_the_action_does_not_use_is_refused_at_its_line(
 def test_a_misspelt_key_of_an_action_is_answered_with_the_nearest(tmp_path: Path) -> None:
     [problem] = problems(tmp_path, RECIPE.replace("block = [4, 4]", "block = [4, 4]\nnumeric = 1", 1))
     assert "the key 'numeric' is not known (do you mean 'numerics'?)" in problem
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("acton =", "action"), ("actions =", "action"), ("nmae =", "name"), ("Format =", "format")],
+)
+def test_a_key_that_is_missing_since_it_is_misspelt_is_told_with_the_word_that_was_written(
+    written: str, meant: str, tmp_path: Path
+) -> None:
+    """The reader sees the word to correct, and is not sent to look for it."""
+    found = "\n".join(problems(tmp_path, re.sub(rf"(?m)^{meant} =", written, RECIPE, count=1)))
+    misspelt = written.removesuffix(" =")
+    assert f"the key {meant!r} is missing; {misspelt!r} is most like it: correct its spelling" in found
+
+
+def test_a_key_that_is_simply_missing_is_told_without_a_hint(tmp_path: Path) -> None:
+    found = "\n".join(problems(tmp_path, 'format = 1\nname = "r"\n[[family]]\nname = "f"\nmatch = "a.*"\n'))
+    assert found.endswith("the key 'action' is missing")
 
 
 # ---- the standard stages ----------------------------------------------------------------------------------------

@@ -247,6 +247,7 @@ def test_preflight_warns_where_the_shell_loses(here, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("owners", "told"),
     [
+        (["shardmill", "shardmill"], "shardmill still installs a package `kernels` at the top level; run"),
         (["shardmill-serving"], "shardmill-serving still installs a package `kernels` at the top level; run"),
         (
             ["kernels", "shardmill"],
@@ -257,7 +258,9 @@ def test_preflight_warns_where_the_shell_loses(here, monkeypatch, capsys):
 def test_an_older_installation_is_found(here, monkeypatch, owners, told):
     """Our packages of before, alone or merged with transformers' `kernels`, are an error that says what to run."""
     monkeypatch.setattr(preflight, "packages_distributions", lambda: {"kernels": owners})
-    assert told in findings()[("error", "kernels")]
+    found = findings()[("error", "kernels")]
+    assert told in found
+    assert "shardmill, shardmill" not in found  # found twice, named once
 
 
 @pytest.mark.parametrize("owners", [["kernels"], []])

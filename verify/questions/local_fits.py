@@ -29,7 +29,6 @@ TIMES = 1.5  # most larger weights of a block by more than this, or less than it
 SURELY_MORE, SURELY_LESS = 1.8, 0.52  # gains that clipping an outlier to its half does not make
 ALIKE = 0.9  # cosine of a block that differs in scale alone
 MEMBERS_MIN = 8
-WHOLE_MIN = 0.93  # cosine of the weight; below, two or three bits are too coarse for its parts to tell
 NAMED_MAX = 3
 
 F64 = NDArray[np.float64]
@@ -131,8 +130,6 @@ class LocalFits:
     def odd(self) -> Iterator[str]:
         """Rows, columns and blocks that are not the parent's, the first few by name."""
         rows, columns = self.shape
-        if not self._whole[1] >= WHOLE_MIN * np.sqrt(self._whole[0] * self._whole[2]):
-            return
         quiet = QUIET**2 * float(self._whole[2]) / max(rows * columns, 1)
         order = self.order
         self._name(

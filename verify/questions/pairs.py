@@ -61,13 +61,15 @@ class Pair:
         kind = coded.kind
         if kind in BY_ELEMENTS:
             return "table" if kind == "nf4" else "table4"
-        return "fp4" if kind in PACKED else self._integers if kind in INTEGERS else "fp8"
+        if kind in INTEGERS:
+            return {8: "int8", 2: "int2"}.get(self.integer_bits, "int")
+        return "fp4" if kind in PACKED else "fp8"
 
     @property
-    def _integers(self) -> str:
+    def integer_bits(self) -> int:
+        """Of a code, where codes are integers."""
         coded = self.child if self.child.linear is not None else self.parent
-        bits = 8 if coded.linear is not None and coded.linear.kind == "int8" else coded.word_bits
-        return {8: "int8", 2: "int2"}.get(bits, "int")
+        return 8 if coded.linear is not None and coded.linear.kind == "int8" else coded.word_bits
 
 
 def pairs_of(child: Checkpoint, parent: Checkpoint, everything: bool) -> Iterator[Pair]:

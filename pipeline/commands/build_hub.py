@@ -78,12 +78,12 @@ def build_into_hub(
 def _as_json(done: Streamed, place: Place) -> dict[str, Any]:
     plan = done.publication
     return {
-        "made": dict(done.made),
-        "resumed": [],
+        "made": dict(done.work.made),
+        "resumed": list(done.work.resumed),
         "files_written": [step.file.name for step in plan.steps if step.way != "keep"],
-        "bytes_read": done.bytes_read,
-        "kernel": done.kernel,
-        "workers": 0,
+        "bytes_read": done.work.bytes_read,
+        "kernel": done.work.kernel,
+        "workers": done.work.workers,
         "plan_key": done.plan.key,
         "odd": list(done.odd),
         "hub": {
@@ -103,9 +103,12 @@ def _show(done: Streamed, prepared: Prepared, place: Place, seconds: float) -> N
     if done.publication.changes_nothing:
         click.echo(f"nothing to do: {place} is up to date at {done.commit} ({seconds:.1f} s)")
         return
+    work = done.work
+    resumed = f" ({len(work.resumed)} of them before an interruption)" if work.resumed else ""
     click.echo(
-        f"built {place} in {seconds:.1f} s: {counted(len(done.made), 'shard')} made or read, "
-        f"{human(done.bytes_read)} read; kernel: {done.kernel}; plan key: {done.plan.key}"
+        f"built {place} in {seconds:.1f} s: {counted(len(work.made), 'shard')} made or read{resumed}, "
+        f"{human(work.bytes_read)} read; kernel: {work.kernel}; {counted(work.workers, 'worker')}; "
+        f"plan key: {done.plan.key}"
     )
     click.echo(f"{place}: {sentence(ways_of(done.publication))}")
     click.echo(f"commit {done.commit}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import click
 
@@ -39,9 +40,27 @@ class HubPlace(click.ParamType):  # type: ignore[type-arg]  # no generic before 
         return place
 
 
+class HubOrFolder(HubPlace):
+    """Becomes a Place, or the Path of a folder, which must not look like a repository's name."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = value if isinstance(value, str) else ""
+        if path.startswith("file://"):
+            path = unquote(path.removeprefix("file://"))
+        if path.startswith(("/", "./", "../")):
+            return Path(path)
+        if isinstance(value, str) and not value.startswith("hf://"):
+            self.fail(
+                f"{value}: is no place to publish to; write hf://org/name, or a folder as /path, ./path or file:///path",
+                param,
+                ctx,
+            )
+        return super().convert(value, param, ctx)
+
+
 @click.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False, exists=True))
-@click.argument("place", metavar="hf://org/name[@branch]", type=HubPlace())
+@click.argument("place", metavar="hf://org/name[@branch]|FOLDER", type=HubOrFolder())
 @click.option("--dry-run", is_flag=True, help="Tell what would be sent, copied and deleted; change nothing.")
 @click.option("--create", is_flag=True, help="Make the repository or branch where there is none.")
 @click.option("--private", is_flag=True, help="Make the repository private; one that is public is refused.")
@@ -58,7 +77,7 @@ class HubPlace(click.ParamType):  # type: ignore[type-arg]  # no generic before 
 @json_option
 def publish(
     folder: Path,
-    place: Place,
+    place: Place | Path,
     dry_run: bool,
     create: bool,
     private: bool,
@@ -69,10 +88,18 @@ def publish(
 ) -> None:
     """Publish the checkpoint in DIR: copied by the hub where it has the bytes, sent where not, shown in one commit.
 
-    An interrupted publication goes on where it stopped. Files that DIR lacks are deleted from the branch.
+    An interrupted publication goes on where it stopped. Files that DIR lacks are deleted from the branch. A FOLDER
+    (/path, ./path, file:///path) becomes a copy without the build's memory, read back, whole or not at all.
 
     Example: shardmill publish build/checkpoint hf://org/name --create --dry-run
     """
+    if isinstance(place, Path):
+        if create or private or message or parent:
+            raise click.UsageError(
+                "--create, --private, --message and --parent go with hf://org/name; leave them out"
+            )
+        _into_folder(folder, place, dry_run, as_json)
+        return
     from shardmill.pipeline.publish.publish import Wish, survey
     from shardmill.pipeline.publish.publish import publish as run
 
@@ -84,6 +111,26 @@ def publish(
         with meter(quiet=as_json or is_quiet(), what="sending") as progress:
             commit = run(surveyed, wish, _nothing if as_json else tell, progress.begin, progress.advance)
     facts = _facts(surveyed, commit)
+    if as_json:
+        show_json("publish", facts)
+    else:
+        _show(facts, dry_run)
+
+
+def _into_folder(folder: Path, target: Path, dry_run: bool, as_json: bool) -> None:
+    from shardmill.pipeline.publish.folder import copy, plan_copy
+
+    copying = plan_copy(folder, target)
+    if not dry_run:
+        with meter(quiet=as_json or is_quiet(), what="copying") as progress:
+            copy(copying, progress.begin, progress.advance)
+    facts = {
+        "place": target.absolute().as_uri(),
+        "commit": None,
+        "message": None,
+        "unchanged": copying.plan.changes_nothing,
+        **ways_of(copying.plan),
+    }
     if as_json:
         show_json("publish", facts)
     else:
@@ -128,10 +175,14 @@ def _show(facts: dict[str, Any], dry_run: bool) -> None:
             for name, size in facts[word]["files"].items():
                 click.echo(f"would be {word}: {printable(name)}: {size:,} bytes")
     if facts["unchanged"]:
-        click.echo(f"nothing to do: {facts['place']} has every file at {facts['commit'] or 'its head'}")
+        where = f" at {facts['commit'] or 'its head'}" if facts["message"] is not None else ""
+        click.echo(f"nothing to do: {facts['place']} has every file{where}")
         return
     click.echo(f"{facts['place']}: {sentence(facts)}")
-    click.echo("nothing was changed: this is a dry run" if dry_run else f"commit {facts['commit']}")
+    if dry_run:
+        click.echo("nothing was changed: this is a dry run")
+    elif facts["commit"]:
+        click.echo(f"commit {facts['commit']}")
 
 
 def sentence(ways: dict[str, Any]) -> str:

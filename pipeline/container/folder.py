@@ -53,7 +53,16 @@ def refuse_taken(out: Path) -> None:
     if out.is_dir() and not any(out.iterdir()):
         return
     if out.exists() or out.is_symlink():
-        raise OutputFolderError(f"{out}: exists already and is not an empty folder; choose another --out")
+        raise OutputFolderError(f"{out}: exists already and is not an empty folder; give another name")
+
+
+def refuse_within(out: Path, *folders: Path) -> None:
+    """Raises OutputFolderError where `out` is one of the folders that are read, or in it."""
+    for folder in folders:
+        if resolved(out).is_relative_to(resolved(folder)):
+            raise OutputFolderError(
+                f"{out}: is within {folder}, which it would spoil; give a folder beside it"
+            )
 
 
 def _lock(handle: int, part: Path, out: Path) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from http.client import HTTPException, HTTPResponse
 from time import sleep
 from typing import Any
@@ -18,6 +19,8 @@ WINDOW_BYTES = (
 )  # one request asks for so much, which a connection that is kept alive serves in one go
 _SKIPPED_BYTES_MAX = 1 << 20  # a gap that is read and thrown away rather than asked around
 _TRIES = 5
+_WAIT_SECONDS_MAX = 300.0
+_WAITS = (("ratelimit", r'"\w+"\s*;\s*r=\d+\s*;\s*t=(\d+)'), ("retry-after", r"\s*(\d+)\s*$"))
 
 
 class _Redirect(urllib.request.HTTPRedirectHandler):
@@ -83,7 +86,8 @@ class RemoteFile:
                     raise CheckpointError(
                         f"{self.url}: byte {offset + done} cannot be fetched: {error}; build again to go on"
                     ) from None
-                sleep(0.2 * 2**failures)
+                said = dict(error.headers) if isinstance(error, urllib.error.HTTPError) else {}
+                sleep(seconds_asked_for(said, 0.2 * 2**failures))
 
     def _some(self, target: memoryview, offset: int) -> int:
         """Puts at least one byte into `target` and says how many."""
@@ -150,6 +154,17 @@ def _headers(url: str) -> dict[str, str]:
     kept: Iterable[tuple[str, Any]] = build_hf_headers().items()
     at_hub = urllib.parse.urlsplit(url)[:2] == urllib.parse.urlsplit(hub_address())[:2]  # scheme and host
     return {name: str(value) for name, value in kept if at_hub or name.lower() != "authorization"}
+
+
+def seconds_asked_for(headers: Mapping[str, str], otherwise: float) -> float:
+    """How long a server wants its next request put off: by `RateLimit` (its `t=`), or by `Retry-After`; never longer
+    than some minutes, since nobody knows then what is waited for.
+    """
+    said = {name.lower(): value for name, value in headers.items()}
+    for name, pattern in _WAITS:
+        if found := re.match(pattern, said.get(name, "")):
+            return min(float(found[1]), _WAIT_SECONDS_MAX)
+    return otherwise
 
 
 def _is_final(error: Exception) -> bool:

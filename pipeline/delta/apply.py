@@ -14,18 +14,19 @@ from pathlib import Path
 
 from shardmill.pipeline.container.atomic import write_whole
 from shardmill.pipeline.container.files import CHUNK_BYTES, Buffers, Sink, Source
-from shardmill.pipeline.container.folder import refuse_taken, whole_folder
-from shardmill.pipeline.container.header import file_stat, parse_header, read_header
-from shardmill.pipeline.delta.child import Child, open_child
+from shardmill.pipeline.container.folder import refuse_taken, refuse_within, whole_folder
+from shardmill.pipeline.container.header import file_stat, read_header
+from shardmill.pipeline.delta.child import open_child
 from shardmill.pipeline.delta.merge import merged
-from shardmill.pipeline.delta.records import DELTA_FILE, Delta, NewFile, Run
+from shardmill.pipeline.delta.records import DELTA_FILE, Delta, NewFile
+from shardmill.pipeline.delta.shard import Job, header_of, make_shard
 from shardmill.pipeline.delta.write import tensors_file
 from shardmill.pipeline.errors import CheckpointError
 from shardmill.pipeline.manifest.digest import canonical
 from shardmill.pipeline.manifest.records import MANIFEST_FILE, Manifest
 from shardmill.pipeline.run.digests import sha256_of, tensors_of
 from shardmill.pipeline.stages.job import Passthrough
-from shardmill.pipeline.types import INDEX_FILE, SINGLE_FILE, Header
+from shardmill.pipeline.types import INDEX_FILE, SINGLE_FILE
 
 _LAST = (MANIFEST_FILE, SINGLE_FILE, INDEX_FILE)
 
@@ -40,12 +41,13 @@ class Applied:
 
 def apply_delta(old: Path, delta_folder: Path, out: Path, passthrough: Passthrough) -> Applied:
     """Makes the new checkpoint as the folder `out`. Raises CheckpointError or BuildError and leaves nothing there."""
+    refuse_within(out, old, delta_folder)
     refuse_taken(out)
     path = delta_folder / DELTA_FILE
     if not path.is_file():
         raise CheckpointError(f"{path}: is missing; give the folder that `shardmill delta` wrote")
     delta = Delta.from_bytes(path.read_bytes(), str(path))
-    job = _Job(open_child(old), delta_folder, delta, passthrough)
+    job = Job(open_child(old), delta_folder, delta, passthrough)
     _refuse_other(job)
     _refuse_incomplete(job)
     linked = 0
@@ -59,15 +61,7 @@ def apply_delta(old: Path, delta_folder: Path, out: Path, passthrough: Passthrou
     return Applied(linked, same - linked, len(delta.files) - same, total)
 
 
-@dataclass(frozen=True)
-class _Job:
-    old: Child
-    delta_folder: Path
-    delta: Delta
-    passthrough: Passthrough
-
-
-def _refuse_other(job: _Job) -> None:
+def _refuse_other(job: Job) -> None:
     """Raises CheckpointError where the old checkpoint is not the one that the delta starts from."""
     old, delta = job.old, job.delta
     if old.manifest_sha256 != delta.old_manifest:
@@ -89,7 +83,7 @@ def _refuse_other(job: _Job) -> None:
             )
 
 
-def _refuse_incomplete(job: _Job) -> None:
+def _refuse_incomplete(job: Job) -> None:
     """Raises CheckpointError where the delta lacks a file, or holds a part of one."""
     for name, expected in _held(job):
         path = job.delta_folder / name
@@ -100,23 +94,16 @@ def _refuse_incomplete(job: _Job) -> None:
             )
 
 
-def _held(job: _Job) -> Iterator[tuple[str, int]]:
+def _held(job: Job) -> Iterator[tuple[str, int]]:
     for name, file in job.delta.files.items():
         if file.how == "whole":
             yield f"files/{name}", file.bytes
         elif file.digests:
-            refs = _header(job, name, file).tensors
+            refs = header_of(job, name, file).tensors
             yield tensors_file(name), sum(ref.bytes for ref in refs if ref.name in file.digests)
 
 
-def _header(job: _Job, name: str, file: NewFile) -> Header:
-    if file.header_text is None:
-        assert file.source is not None
-        return job.old.header(file.source)
-    return parse_header(file.header_text.encode(), name)
-
-
-def _make(job: _Job, name: str, part: Path) -> bool:
+def _make(job: Job, name: str, part: Path) -> bool:
     """Makes one file; whether it is a link."""
     file, target = job.delta.files[name], part / name
     if file.how == "same":
@@ -124,11 +111,20 @@ def _make(job: _Job, name: str, part: Path) -> bool:
     if file.how == "whole":
         return _pass_on(job.delta_folder / "files" / name, target, "copy")
     if file.how == "patch":
-        source = json.loads((job.old.folder / str(file.source)).read_bytes())
-        write_whole(target, canonical(merged(source, file.patch)))
+        write_whole(target, _patched(job, file))
     else:
-        _make_shard(job, name, file, target)
+        make_shard(job, name, file, target)
     return False
+
+
+def _patched(job: Job, file: NewFile) -> bytes:
+    """The new manifest, from the old one."""
+    try:
+        return canonical(merged(json.loads(job.old.manifest_bytes), file.patch))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{job.delta_folder / DELTA_FILE}: its patch of {MANIFEST_FILE} gives none ({error}); fetch the delta again"
+        ) from None
 
 
 def _pass_on(path: Path, target: Path, how: Passthrough) -> bool:
@@ -140,69 +136,6 @@ def _pass_on(path: Path, target: Path, how: Passthrough) -> bool:
         for offset, chunk in source.chunks(Buffers().get("chunk", CHUNK_BYTES), 0, stat[0]):
             sink.write(chunk, offset)
     return False
-
-
-def _make_shard(job: _Job, name: str, file: NewFile, target: Path) -> None:
-    header = _header(job, name, file)
-    text = _header_bytes(job, file)
-    if header.file_bytes != file.bytes or len(text) != header.data_begin:
-        raise CheckpointError(f"{name}: the delta states {file.bytes} bytes for it, its header another size")
-    place, taken = header.data_begin, 0
-    with Sink(target, file.bytes) as sink:
-        sink.reserve()
-        sink.write(text, 0)
-        for run in file.runs:
-            begin = taken if run.file is None else 0
-            written = _copy_run(job, name, file, run, begin, sink, place)
-            taken += written if run.file is None else 0
-            place += written
-    if place != file.bytes:
-        raise CheckpointError(f"{name}: the delta's tensors come to {place} bytes, expected {file.bytes}")
-
-
-def _header_bytes(job: _Job, file: NewFile) -> bytes:
-    if file.header_text is not None:
-        text = file.header_text.encode()
-        return len(text).to_bytes(8, "little") + text
-    source = str(file.source)
-    with (job.old.folder / source).open("rb") as opened:
-        return opened.read(job.old.header(source).data_begin)
-
-
-def _copy_run(job: _Job, name: str, file: NewFile, run: Run, begin: int, sink: Sink, place: int) -> int:
-    """Writes the run's tensors at `place` of the shard; how many bytes. `begin` is the delta's next byte."""
-    if run.file is None:
-        path = job.delta_folder / tensors_file(name)
-        sizes = {ref.name: ref.bytes for ref in _header(job, name, file).tensors}
-        spans = [(begin, begin + sum(sizes[tensor] for tensor in run.tensors))]
-    else:
-        path, header = job.old.folder / run.file, job.old.header(run.file)
-        refs = {ref.name: ref for ref in header.tensors}
-        spans = [
-            (header.data_begin + ref.begin, header.data_begin + ref.end)
-            for ref in map(refs.__getitem__, run.tensors)
-        ]
-    buffer, start = Buffers().get("chunk", CHUNK_BYTES), place
-    with Source(path, file_stat(path)) as source:
-        for first, last in _joined(spans):
-            for _, chunk in source.chunks(buffer, first, last):
-                sink.write(chunk, place)
-                place += len(chunk)
-    return place - start
-
-
-def _joined(spans: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Spans that touch as one, so that small tensors are read together."""
-    open_span: tuple[int, int] | None = None
-    for begin, end in spans:
-        if open_span and open_span[1] == begin:
-            open_span = (open_span[0], end)
-            continue
-        if open_span:
-            yield open_span
-        open_span = (begin, end)
-    if open_span:
-        yield open_span
 
 
 def _verify(delta: Delta, part: Path) -> None:
@@ -222,10 +155,9 @@ def _verify(delta: Delta, part: Path) -> None:
         else:
             header = read_header(part / name, name)
             _refuse_difference(name, "sha256 of its header", str(file.header), header.digest)
+            stated_tensors = manifest.shards[name].tensors if name in manifest.shards else {}
             for tensor, digest in tensors_of(part / name, header).items():
-                _refuse_difference(
-                    f"{name}: {tensor}", "digest", manifest.shards[name].tensors.get(tensor), digest
-                )
+                _refuse_difference(f"{name}: {tensor}", "digest", stated_tensors.get(tensor), digest)
 
 
 def _refuse_difference(what: str, kind: str, expected: str | None, got: str) -> None:

@@ -13,7 +13,7 @@ from shardmill.pipeline.errors import CheckpointError
 from shardmill.pipeline.manifest.records import MANIFEST_FILE, STATE_FOLDER, Manifest
 from shardmill.pipeline.types import Header
 
-_PRIVATE = frozenset({STATE_FOLDER, ".git", ".cache"})  # folders that are nobody's to publish
+PRIVATE = frozenset({STATE_FOLDER, ".git", ".cache"})  # folders that are nobody's to publish
 
 
 @dataclass(frozen=True)
@@ -73,5 +73,5 @@ def published_names(folder: Path) -> Iterator[str]:
     """Every file of a checkpoint's folder as a relative POSIX path, sorted; state folders are left out."""
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
-        if path.is_file() and name.parts[0] not in _PRIVATE:
+        if path.is_file() and name.parts[0] not in PRIVATE:
             yield name.as_posix()

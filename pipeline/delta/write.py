@@ -11,7 +11,7 @@ from pathlib import Path
 
 from shardmill.pipeline.container.atomic import write_whole
 from shardmill.pipeline.container.files import CHUNK_BYTES, Buffers, Sink, Source
-from shardmill.pipeline.container.folder import refuse_taken, whole_folder
+from shardmill.pipeline.container.folder import refuse_taken, refuse_within, whole_folder
 from shardmill.pipeline.container.header import file_stat
 from shardmill.pipeline.delta.child import Child, open_child
 from shardmill.pipeline.delta.compare import compare
@@ -30,6 +30,7 @@ class Written:
 
 def write_delta(old: Path, new: Path, out: Path) -> Written:
     """Writes what turns the checkpoint `old` into `new` as the folder `out`. Raises ShardmillError in a sentence."""
+    refuse_within(out, old, new)
     refuse_taken(out)
     target = open_child(new)
     delta = compare(open_child(old), target, sha256_of)

@@ -37,13 +37,18 @@ NOT_PINNED = (
 @dataclass(frozen=True, slots=True)
 class LockedFile:
     """Size and sha256 of a parent's file; of a shard also the sha256 of its header, and the digest of its tensors'
-    digests, if it was read.
+    digests, if it was read. A lock that was taken from a build has no sha256 of the files that the build rewrote: it
+    read them in another order than theirs.
     """
 
     bytes: int
-    sha256: str
+    sha256: str | None = None
     tensors: str | None = None
     header: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.sha256 is None and self.tensors is None:
+            raise ValueError("a file has neither a sha256 nor the digest of its tensors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,8 @@ class Lock:
 
     def to_json(self) -> bytes:
         files = {
-            name: {"bytes": f.bytes, "sha256": f.sha256}
+            name: {"bytes": f.bytes}
+            | ({"sha256": f.sha256} if f.sha256 else {})
             | ({"tensors": f.tensors} if f.tensors else {})
             | ({"header": f.header} if f.header else {})
             for name, f in sorted(self.files.items())
@@ -119,7 +125,7 @@ def holds_tensors(lock: Lock, shard: str, digests: Mapping[str, str]) -> bool:
 
 def refuse_other_sha256(lock: Lock, file: str, sha256: str) -> None:
     """Raises CheckpointError where the parent's `file` has another sha256 than the pinned one."""
-    if sha256 != lock.files[file].sha256:
+    if lock.files[file].sha256 not in (None, sha256):
         raise CheckpointError(
             f"{file}: its sha256 is not the pinned one ({lock.files[file].sha256}); {NOT_PINNED}"
         )
@@ -131,4 +137,5 @@ def lock_facts(lock: Lock) -> dict[str, Any]:
         "files": len(lock.files),
         "bytes": sum(file.bytes for file in lock.files.values()),
         "computed": sum(file.tensors is not None for file in lock.files.values()),
+        "without_sha256": sum(file.sha256 is None for file in lock.files.values()),
     }

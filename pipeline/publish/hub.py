@@ -1,32 +1,28 @@
 """The hub as a publication sees it: listings, uploads and one commit, by huggingface_hub's own calls.
 
-Every failure is a ShardmillError with the hub's first line. What a hub means by "not there" is None. The library
-retries what is worth it (429, 5xx, broken connections); a link that has expired is asked for again here.
+Every failure is a HubError with what the hub says. What a hub means by "not there" is None. The library tries again
+what is worth it (5xx, broken connections); a link that has expired is asked for again here.
 """
 
 from __future__ import annotations
 
-import re
 import urllib.parse
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from shardmill.pipeline.container.ranges import RemoteFile, hub_address
-from shardmill.pipeline.errors import ShardmillError
+from shardmill.pipeline.publish.answers import HubError, asked, said, status_of
 from shardmill.pipeline.publish.counted import counted_addition
 from shardmill.pipeline.publish.facts import HubFile, Listing, LocalFile, Place
 from shardmill.pipeline.publish.plan import Publication, Step
 
 Advance = Callable[[int], None]
+_EXPIRED = (400, 403, 404, 410)  # what storages answer to a link that holds no more
 _LINK_TRIES = 3  # an upload link holds for an hour or so; a file that outlasts three of them has no network
 _ASKED_AT_ONCE = 256  # objects in one question, the library's own limit
-
-
-class HubError(ShardmillError):
-    """The hub can't be asked, or says no."""
 
 
 class CopyRefusedError(HubError):
@@ -55,14 +51,17 @@ class Hub:
         """A repository at a revision; None where the hub shows none of it."""
         from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
-        with _told(f"hf://{repository}"):
-            try:
-                info = self._api.model_info(repository, revision=revision)
-                tree = list(self._api.list_repo_tree(repository, recursive=True, revision=info.sha))
-            except (RepositoryNotFoundError, RevisionNotFoundError):
-                return None
+        what, missing = f"hf://{repository}", (RepositoryNotFoundError, RevisionNotFoundError)
+        try:
+            info = asked(what, lambda: self._api.model_info(repository, revision=revision), missing)
+            tree = asked(what, lambda: self._tree(repository, info.sha), missing)
+        except missing:
+            return None
         files = {each.path: _hub_file(each) for each in tree if hasattr(each, "blob_id")}
         return Listing(repository, str(info.sha), files, bool(info.private))
+
+    def _tree(self, repository: str, commit: str) -> list[Any]:
+        return list(self._api.list_repo_tree(repository, recursive=True, revision=commit))
 
     def small_file(self, listing: Listing, name: str) -> bytes:
         """The bytes of a file of a repository."""
@@ -75,29 +74,35 @@ class Hub:
 
     def create(self, base: Listing | None, private: bool) -> None:
         """Makes the repository, where there is none (`base` is None), and the branch, which begins as main is."""
-        with _told(str(self.place)):
-            if base is None:
-                self._api.create_repo(self.place.repository, private=private, exist_ok=True)
-            if self.place.branch != "main":
-                self._api.create_branch(self.place.repository, branch=self.place.branch, exist_ok=True)
+        what, (repository, branch) = str(self.place), (self.place.repository, self.place.branch)
+        if base is None:
+            asked(what, lambda: self._api.create_repo(repository, private=private, exist_ok=True))
+        if branch != "main":
+            asked(what, lambda: self._api.create_branch(repository, branch=branch, exist_ok=True))
 
     def held(self, files: Sequence[LocalFile]) -> frozenset[str]:
         """The sha256s that the repository's storage holds, under a name or none; asking changes nothing."""
-        from huggingface_hub.lfs import UploadInfo, post_lfs_batch_info
+        from huggingface_hub.lfs import UploadInfo
 
         infos = [UploadInfo(file.bytes, b"", bytes.fromhex(file.sha256)) for file in files if file.bytes]
         held: set[str] = set()
-        with _told(str(self.place)):
-            for begin in range(0, len(infos), _ASKED_AT_ONCE):
-                answers, _, _ = post_lfs_batch_info(
-                    infos[begin : begin + _ASKED_AT_ONCE],
-                    token=None,
-                    repo_type="model",
-                    repo_id=self.place.repository,
-                    endpoint=self._api.endpoint,
-                )
-                held |= {answer["oid"] for answer in answers if answer.get("actions") is None}
+        for begin in range(0, len(infos), _ASKED_AT_ONCE):
+            answers = asked(str(self.place), partial(self._batch, infos[begin : begin + _ASKED_AT_ONCE]))
+            held |= {answer["oid"] for answer in answers if answer.get("actions") is None}
         return frozenset(held)
+
+    def _batch(self, infos: Sequence[Any]) -> list[dict[str, Any]]:
+        """What the LFS storage answers of each object; an `actions` says that it lacks it."""
+        from huggingface_hub.lfs import post_lfs_batch_info
+
+        answers, _, _ = post_lfs_batch_info(
+            infos,
+            token=None,
+            repo_type="model",
+            repo_id=self.place.repository,
+            endpoint=self._api.endpoint,
+        )
+        return list(answers)
 
     def addition(self, folder: Path, file: LocalFile, advance: Advance = lambda count: None) -> Any:
         """The library's operation for a file, with the sha256 that is known. `advance` hears of bytes as they go."""
@@ -117,21 +122,22 @@ class Hub:
 
     def upload(self, operation: Any) -> None:
         """Sends a large file, unless the hub holds it; a small one goes with the commit."""
-        name = operation.path_in_repo
         for remaining in reversed(range(_LINK_TRIES)):
             try:
-                with _told(f"{self.place}: {name}"):
-                    self._api.preupload_lfs_files(
-                        self.place.repository,
-                        [operation],
-                        revision=self.place.branch,
-                        num_threads=1,
-                        free_memory=False,
-                    )
+                asked(f"{self.place}: {operation.path_in_repo}", partial(self._upload, operation))
                 return
             except HubError as error:
-                if not remaining or not _is_expired(error):
+                if not remaining or status_of(error) not in _EXPIRED:
                     raise
+
+    def _upload(self, operation: Any) -> None:
+        self._api.preupload_lfs_files(
+            self.place.repository,
+            [operation],
+            revision=self.place.branch,
+            num_threads=1,
+            free_memory=False,
+        )
 
     def commit(self, plan: Publication, additions: Sequence[Any], head: str, message: str) -> str:
         """All of the plan in one commit upon `head`; its hash. Raises HubError where the branch has moved on."""
@@ -145,18 +151,18 @@ class Hub:
                 operations.append(self._copy(step))
             elif step.way != "keep":
                 operations.append(added[step.file.name])
-        with _told(str(self.place)):
-            try:
-                made = self._api.create_commit(
-                    self.place.repository,
-                    operations,
-                    commit_message=message,
-                    revision=self.place.branch,
-                    parent_commit=head,
-                )
-            except FileDuplicationError as error:
-                raise CopyRefusedError(f"{self.place}: {_said(error)}") from None
-        return str(made.oid)
+        ask = partial(
+            self._api.create_commit,
+            self.place.repository,
+            operations,
+            commit_message=message,
+            revision=self.place.branch,
+            parent_commit=head,
+        )
+        try:
+            return str(asked(str(self.place), ask, (FileDuplicationError,)).oid)
+        except FileDuplicationError as error:
+            raise CopyRefusedError(f"{self.place}: {said(error)}") from None
 
     def _copy(self, step: Step) -> Any:
         from huggingface_hub import CommitOperationCopy
@@ -179,45 +185,3 @@ def _hub_file(each: Any) -> HubFile:
     return HubFile(
         each.path, size, large.sha256 if large else None, each.blob_id, bool(large and each.xet_hash)
     )
-
-
-@contextmanager
-def _told(what: str) -> Iterator[None]:
-    """Turns whatever the library raises (many kinds, of several libraries) into one sentence."""
-    try:
-        yield
-    except (ShardmillError, KeyboardInterrupt):
-        raise
-    except Exception as error:
-        raise HubError(f"{what}: the hub answers: {_said(error)}{_advice(error)}") from error
-
-
-def _said(error: BaseException) -> str:
-    """What the deepest cause says, on one line, without the signature that an address might hold."""
-    deepest = error
-    while deepest.__cause__ is not None:
-        deepest = deepest.__cause__
-    text = " ".join(str(deepest).split()) or type(deepest).__name__
-    return re.sub(r"\?\S+", "?...", text)[:300]
-
-
-def _advice(error: BaseException) -> str:
-    status = _status(error)
-    if status in (401, 403):
-        return "; log in with a token that may write there (`hf auth login`)"
-    if status in (409, 412):
-        return "; somebody else has committed meanwhile: run the same command again"
-    return "; run the same command again: what was sent is not sent again"
-
-
-def _status(error: BaseException) -> int | None:
-    found: BaseException | None = error
-    while found is not None:
-        if (response := getattr(found, "response", None)) is not None:
-            return int(response.status_code)
-        found = found.__cause__
-    return None
-
-
-def _is_expired(error: HubError) -> bool:
-    return _status(error) in (400, 403, 404, 410)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from shardmill.pipeline.container.header import read_header
+from shardmill.pipeline.container.recognize import LFS_POINTER
 from shardmill.pipeline.delta.child import open_child, published_names
 from shardmill.pipeline.errors import CheckpointError
 from shardmill.pipeline.manifest.records import MANIFEST_FILE, STATE_FOLDER, Manifest
@@ -26,6 +28,8 @@ def local_files(folder: Path) -> tuple[tuple[LocalFile, ...], Manifest | None]:
     manifest = open_child(folder).manifest if (folder / MANIFEST_FILE).is_file() else None
     names = [name for name in published_names(folder) if not name.startswith(".")]
     _refuse_missing_shards(folder, frozenset(names))
+    if manifest is None:
+        _refuse_other_forms(folder, names)
     stated = {name: record.sha256 for name, record in manifest.files.items()} if manifest else {}
     return tuple(local_file(folder, name, stated.get(name)) for name in names), manifest
 
@@ -59,6 +63,19 @@ def _refuse_missing_shards(folder: Path, names: frozenset[str]) -> None:
             f"{folder / INDEX_FILE}: names {missing[0]}, which is not there; a hub would hold half a checkpoint; "
             f"build it again"
         )
+
+
+def _refuse_other_forms(folder: Path, names: Sequence[str]) -> None:
+    """For a checkpoint without a manifest. Raises CheckpointError where a shard is none, or a file a pointer."""
+    for name in names:
+        if name.endswith(".safetensors"):
+            read_header(folder / name, name)
+            continue
+        with (folder / name).open("rb") as file:
+            if file.read(len(LFS_POINTER)) == LFS_POINTER:
+                raise CheckpointError(
+                    f"{folder / name}: is a Git LFS pointer, not the file itself; run `git lfs pull` there first"
+                )
 
 
 def _indexed(folder: Path) -> Iterator[str]:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.pipeline.manifest.records import Manifest
+from shardmill.pipeline.publish.answers import HubError
 from shardmill.pipeline.publish.counted import Count
 from shardmill.pipeline.publish.facts import Listing, LocalFile, Place
-from shardmill.pipeline.publish.hub import CopyRefusedError, Hub, HubError
+from shardmill.pipeline.publish.hub import CopyRefusedError, Hub
 from shardmill.pipeline.publish.local import local_files, refuse_changed
 from shardmill.pipeline.publish.plan import Publication, plan_publication, with_found
 
@@ -163,12 +164,15 @@ def at_once(workers: int, files: Sequence[LocalFile], do: Callable[[LocalFile], 
     pool = ThreadPoolExecutor(workers)
     tasks = [pool.submit(do, file) for file in files]
     try:
-        return [task.result() for task in tasks]
+        found = [task.result() for task in tasks]
     except Exception:
         pool.shutdown(cancel_futures=True)  # what is on its way arrives, and is not sent again
         raise
-    finally:
+    except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)  # a Ctrl-C waits for no shard
+        raise
+    pool.shutdown()  # its threads have ended, so what follows may fork
+    return found
 
 
 def commit_once(hub: Hub, plan: Publication, additions: Sequence[Any], head: Listing, message: str) -> str:

@@ -8,34 +8,45 @@ that it reads anyway are compared when it publishes (run.publish). Under `parano
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from shardmill.pipeline.container.hub import sha256_stated
 from shardmill.pipeline.errors import CheckpointError
-from shardmill.pipeline.manifest.lock import NOT_PINNED, Lock, LockedFile, tensors_digest
+from shardmill.pipeline.manifest.lock import NOT_PINNED, Lock, LockedFile, holds_tensors, tensors_digest
 from shardmill.pipeline.recipe.tables import Recipe
-from shardmill.pipeline.run.digests import sha256_and_tensors_of, sha256_of
+from shardmill.pipeline.run.digests import sha256_and_tensors_of, sha256_of, some_tensors_of
 from shardmill.pipeline.types import CONFIG_FILE, INDEX_FILE, Header, Parent
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-def pin(parent: Parent, recipe: Recipe, tell: Callable[[str], None], read_all: bool = False) -> Lock:
+def pin(
+    parent: Parent,
+    recipe: Recipe,
+    tell: Callable[[str], None],
+    read_all: bool = False,
+    built: Mapping[str, LockedFile] | None = None,
+) -> Lock:
     """The lock of `parent`, and of what other checkpoints give, as their folders hold it.
 
     `tell` hears of each file that is read.
 
-    `read_all` computes every sha256, and with it the digest of tensors that lets a build check for nothing.
+    `read_all` computes every sha256, and with it the digest of tensors that lets a build check for nothing. `built`:
+    what a build has read of these files.
     """
-    files = {}
+    files: dict[str, LockedFile] = {}
+    built = built or {}
     # What a repair takes from elsewhere has that file's header, which says nothing about the parent's own.
     headers = {header.shard: header for header in parent.headers if header.shard not in parent.replaced}
     for name in sorted(_locked_names(parent)):
         path = _pinned_path(parent, name)
         root = path.parent if name in parent.others else parent.folder
         known = None if read_all else _downloaded_sha256(root, path.relative_to(root).as_posix())
-        if known:
+        if name in built:
+            files[name] = replace(built[name], sha256=known or built[name].sha256)
+        elif known:
             header = headers[name].digest if name in headers else None
             files[name] = LockedFile(path.stat().st_size, known, header=header)
         else:
@@ -67,6 +78,8 @@ def hold(lock: Lock, parent: Parent, recipe: Recipe, paranoid: bool) -> None:
         raise CheckpointError(f"{_pinned_path(parent, differing[0])}: {held}; {NOT_PINNED}")
     for name in sorted(names - set(parent.consumed)):
         _refuse_other(_pinned_path(parent, name), lock.files[name], read=name not in shards or paranoid)
+    if paranoid:
+        _refuse_other_tensors(lock, parent)
     for header in parent.headers:
         pinned = lock.files[header.shard].header
         if header.shard not in parent.replaced and pinned not in (None, header.digest):
@@ -84,8 +97,18 @@ def _refuse_other(path: Path, locked: LockedFile, read: bool) -> None:
     size = path.stat().st_size
     if size != locked.bytes:
         raise CheckpointError(f"{path}: has {size:,} bytes, the pinned one {locked.bytes:,}; {NOT_PINNED}")
-    if read and sha256_of(path) != locked.sha256:
+    if read and locked.sha256 and sha256_of(path) != locked.sha256:
         raise CheckpointError(f"{path}: its sha256 is not the pinned one ({locked.sha256}); {NOT_PINNED}")
+
+
+def _refuse_other_tensors(lock: Lock, parent: Parent) -> None:
+    """Raises CheckpointError where a shard that is pinned without a sha256 has other tensors; each is read."""
+    for header in parent.headers:
+        if lock.files[header.shard].sha256 or header.shard in {*parent.replaced, *parent.consumed}:
+            continue
+        refs, path = parent.pinned(header), _pinned_path(parent, header.shard)
+        found = some_tensors_of(path, header, refs, parent.stats[header.shard])
+        holds_tensors(lock, header.shard, {parent.own_name(ref.name): found[ref.name] for ref in refs})
 
 
 def _locked_names(parent: Parent) -> set[str]:

@@ -308,7 +308,7 @@ def is_pinned(
 
     sha256: of the whole file, where it was passed on. Tensors that nothing needed to read are read for this.
     """
-    if sha256 is not None:
+    if sha256 is not None and lock.files[header.shard].sha256:
         refuse_other_sha256(lock, header.shard, sha256)
         return True
     if lock.files[header.shard].tensors is None:

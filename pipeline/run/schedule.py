@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -35,6 +35,10 @@ from shardmill.pipeline.run.shard import (
 from shardmill.pipeline.run.shared import compiled, shared_out
 from shardmill.pipeline.stages.job import Prepared, Settings, StoppedError, Watch, Worker
 
+Tasks = Mapping[str, ShardTask]
+# What is done with a shard that is on the disk, by the worker that made it, before that worker begins another.
+Then = Callable[[ShardTask, Receipt, Watch], None]
+
 _CONNECT_SECONDS = 5
 _THREADS_A_WORKER = 4  # one that fills a shard, and others whose shards wait for the disk
 
@@ -48,17 +52,22 @@ class Made:
 
 
 def make_shards(
-    todo: Sequence[ShardPlan], prepared: Prepared, out: Path, settings: Settings, watch: Watch
+    todo: Sequence[ShardPlan],
+    prepared: Prepared,
+    out: Path,
+    settings: Settings,
+    watch: Watch,
+    then: Then | None = None,
 ) -> Made:
-    """Makes each shard in `todo`; the largest are begun first."""
+    """Makes each shard in `todo`; the largest are begun first. With `then`, a worker has one shard at a time."""
     if not todo:
         return Made({}, 0)
     tasks = tasks_of(todo, prepared, out, settings)
     if settings.scheduler:
         return Made(on_cluster(tasks, settings.scheduler, watch), 0)
     if settings.workers > 1 and _can_fork():
-        return on_processes(tasks, settings.workers, watch)
-    return Made(in_threads(tasks, settings.workers, watch), min(settings.workers, len(tasks)))
+        return on_processes(tasks, settings.workers, watch, then)
+    return Made(in_threads(tasks, settings.workers, watch, then), min(settings.workers, len(tasks)))
 
 
 def tasks_of(
@@ -92,7 +101,7 @@ def _can_fork() -> bool:
     return hasattr(os, "fork") and threading.active_count() == 1
 
 
-def on_processes(tasks: Mapping[str, ShardTask], most: int, watch: Watch) -> Made:
+def on_processes(tasks: Tasks, most: int, watch: Watch, then: Then | None) -> Made:
     """Made by forked processes, each on a core of its own: `most`, or fewer where there is less to do."""
     units, work = shared_out(tasks, most)
     workers = min(most, len(units))
@@ -105,6 +114,10 @@ def on_processes(tasks: Mapping[str, ShardTask], most: int, watch: Watch) -> Mad
         def fill_unit(unit: Unit, results: Mapping[str, Any], own_watch: Watch) -> Finish:
             before = {name: result for name, (result, _) in results.items()}
             finish = work[unit.name](before, own_watch, worker)
+            if then and unit.name in tasks:
+                receipt = finish()
+                then(tasks[unit.name], receipt, own_watch)
+                return lambda: (receipt, losses())
             return lambda: (finish(), losses())
 
         return fill_unit
@@ -115,10 +128,10 @@ def on_processes(tasks: Mapping[str, ShardTask], most: int, watch: Watch) -> Mad
     return Made({file: results[file][0] for file in tasks}, workers)
 
 
-def in_threads(tasks: Mapping[str, ShardTask], workers: int, watch: Watch) -> dict[str, Receipt]:
+def in_threads(tasks: Tasks, workers: int, watch: Watch, then: Then | None) -> dict[str, Receipt]:
     """File -> receipt, begun in the order of `tasks` and filled by `workers` at a time.
 
-    While a shard's last bytes go to the disk, its worker fills the next: so there are more threads than workers.
+    Without a `then`, a worker fills the next shard while the last one's bytes go to the disk: on more threads.
     The first failure stops all others, and no further shard is begun.
     """
     todo: SimpleQueue[tuple[str, ShardTask]] = SimpleQueue()
@@ -134,10 +147,13 @@ def in_threads(tasks: Mapping[str, ShardTask], workers: int, watch: Watch) -> di
             file, staged = filled
             with _stopping(watch):
                 receipts[file] = finish_shard(staged, tasks[file])
+                if then:
+                    then(tasks[file], receipts[file], watch)
 
-    pool = ThreadPoolExecutor(_THREADS_A_WORKER * workers)
+    most = min(workers if then else _THREADS_A_WORKER * workers, len(tasks))
+    pool = ThreadPoolExecutor(most)
     try:
-        threads = [pool.submit(make) for _ in range(min(_THREADS_A_WORKER * workers, len(tasks)))]
+        threads = [pool.submit(make) for _ in range(most)]
         wait(threads)
     except BaseException:
         # A signal must not wait for a thread that is in an fsync; what it leaves is swept by the next build.
@@ -187,7 +203,7 @@ def _pin(worker: Worker) -> None:
             os.sched_setaffinity(0, {worker.core})
 
 
-def on_cluster(tasks: Mapping[str, ShardTask], address: str, watch: Watch) -> dict[str, Receipt]:
+def on_cluster(tasks: Tasks, address: str, watch: Watch) -> dict[str, Receipt]:
     """File -> receipt, made by the workers of the scheduler at `address`. Progress comes shard by shard.
 
     A task whose worker dies is given to another, which begins the shard anew.

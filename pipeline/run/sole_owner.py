@@ -1,8 +1,10 @@
-"""Whether a parent is this build's alone, so that its shards may be removed: no link, no cache, no other recipe."""
+"""Whether a parent is this build's alone, so that its shards may be removed: no link, cache, other recipe or reader."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from shardmill.pipeline.container.hub import origin_of, place_of
@@ -34,6 +36,10 @@ def refuse_shared(parent: Parent, lock: Lock | None, lock_file: Path) -> None:
     for other in _locks_beside(folder, lock_file):
         if _names_same_files(other, lock):
             raise BuildError(f"{other}: another recipe is pinned to the same parent; {_INSTEAD}")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise BuildError(f"{folder}: can't be written to, so its shards can't be removed; {_INSTEAD}")
+    for process, path in _open_in(folder, Path("/proc")):
+        raise BuildError(f"{path}: is open in the process {process}; let that end, or {_INSTEAD}")
 
 
 _INSTEAD = "give a copy that is this build's alone, or leave --consume-parent out"
@@ -44,6 +50,35 @@ def _refuse_links(path: Path) -> None:
         raise BuildError(f"{path}: is a link to {path.readlink()}, which others may use; {_INSTEAD}")
     if (links := path.stat().st_nlink) > 1:
         raise BuildError(f"{path}: has {links} names (hard links), of which others may be used; {_INSTEAD}")
+
+
+def _open_in(folder: Path, processes: Path) -> Iterator[tuple[str, Path]]:
+    """(number and name, file) of other programs that have a file in `folder` open or mapped, as far as Linux shows."""
+    root = resolved(folder)
+    for process in processes.glob("[0-9]*"):
+        if process.name == str(os.getpid()):
+            continue
+        for path in _files_of(process):
+            if path.is_relative_to(root) and path != root:
+                yield f"{process.name} ({_name_of(process)})", path
+
+
+def _files_of(process: Path) -> Iterator[Path]:
+    """What a process has open or mapped; nothing of one that has ended, or is not for this user to see."""
+    with suppress(OSError):
+        for link in process.joinpath("fd").iterdir():
+            with suppress(OSError):  # closed meanwhile
+                yield link.readlink()
+    with suppress(OSError):
+        lines = process.joinpath("maps").read_bytes().splitlines()
+        yield from {Path(os.fsdecode(line[line.index(b"/") :])) for line in lines if b"/" in line}
+
+
+def _name_of(process: Path) -> str:
+    try:
+        return process.joinpath("comm").read_text().strip()
+    except OSError:
+        return "?"
 
 
 def _locks_beside(folder: Path, own: Path) -> Iterator[Path]:
@@ -58,10 +93,14 @@ def _locks_beside(folder: Path, own: Path) -> Iterator[Path]:
 
 
 def _names_same_files(path: Path, lock: Lock) -> bool:
-    """Whether the file is a lock of ours that names a file of `lock`, by its sha256. Other tools have locks too."""
+    """Whether the file is a lock of ours that names a file of `lock`, by a digest. Other tools have locks too."""
     try:
         other = load_lock(path)
     except (CheckpointError, OSError):
         return False
-    ours = {file.sha256 for file in lock.files.values()}
-    return other is not None and any(file.sha256 in ours for file in other.files.values())
+    return other is not None and not _digests(other).isdisjoint(_digests(lock))
+
+
+def _digests(lock: Lock) -> set[str]:
+    found = ((file.sha256, file.tensors) for file in lock.files.values())
+    return {digest for pair in found for digest in pair if digest}

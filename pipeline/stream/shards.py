@@ -1,17 +1,16 @@
 """The shards of a build into a hub: read where the parent's file is passed on, made and sent where it is not.
 
-As many shards as workers are made, then sent, noted and removed; only then come the next. So the disk holds one shard
-a worker at most, and fewer where it is too small for that.
+The worker that has made a shard sends it, notes it and removes it before it begins another. So the disk holds one
+shard a worker at most, one worker makes while another sends, and there are fewer workers where the disk is too small.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from shardmill.pipeline.container.filesystem import remove, stat_or_none
 from shardmill.pipeline.container.hub import origin_of
@@ -20,15 +19,16 @@ from shardmill.pipeline.manifest.records import Receipt
 from shardmill.pipeline.manifest.state import Staged
 from shardmill.pipeline.manifest.store import Store
 from shardmill.pipeline.plan.types import ShardPlan
+from shardmill.pipeline.publish.answers import HubError
 from shardmill.pipeline.publish.counted import Count
 from shardmill.pipeline.publish.facts import LocalFile
-from shardmill.pipeline.publish.hub import Hub, HubError
+from shardmill.pipeline.publish.hub import Hub
 from shardmill.pipeline.publish.local import refuse_changed
 from shardmill.pipeline.publish.publish import at_once
 from shardmill.pipeline.run.build import is_resumable
 from shardmill.pipeline.run.resume import is_as_staged
 from shardmill.pipeline.run.schedule import make_shards, tasks_of
-from shardmill.pipeline.run.shard import read
+from shardmill.pipeline.run.shard import ShardTask, read
 from shardmill.pipeline.stages.job import Prepared, Settings, Watch, Worker
 from shardmill.pipeline.stream.notes import Notes
 
@@ -51,6 +51,15 @@ class Workshop:
         """Whether a shard that is passed on lies on this disk, in the parent's folder."""
         path = self.prepared.parent.path(shard.inputs[0])
         return origin_of(path.parent) is None and not shard.rewritten
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What making and sending came to: file -> its receipt, the files that were found made here, and the workers."""
+
+    receipts: Mapping[str, Receipt]
+    resumed: Collection[str]
+    workers: int
 
 
 def as_file(receipt: Receipt) -> LocalFile:
@@ -85,87 +94,89 @@ def read_passed_on(
             raise
 
 
-def batches(shop: Workshop, shards: Sequence[ShardPlan]) -> Iterator[list[ShardPlan]]:
-    """The shards in groups of as many as workers, or as the disk holds. Raises BuildError where it holds not one."""
-    whole = shop.store.staged(
-        shard.file for shard in shards
-    )  # an interrupted build has left them: they go first
-    largest_first = sorted(
-        shards, key=lambda shard: (shard.file not in whole, -shard.header.file_bytes, shard.file)
+def make_and_send(shop: Workshop, shards: Sequence[ShardPlan], known: Mapping[str, Staged]) -> Sent:
+    """Sends every shard: from the parent's folder what lies there, else made here, or found made by an interrupted
+    build. All of them are on the hub when this returns.
+    """
+    from_parent = {shard.file: shard for shard in shards if shop.is_here(shard) and shard.file in known}
+    from_here = [shard for shard in shards if shard.file not in from_parent]
+    left = _left(shop, from_here)
+    at_once(shop.settings.workers, _files(left), lambda file: _send_made(shop, left[file.name], shop.watch))
+    todo = [shard for shard in from_here if shard.file not in left]
+    settings = replace(shop.settings, passthrough="copy", workers=_workers(shop, todo))
+
+    def send(task: ShardTask, receipt: Receipt, watch: Watch) -> None:
+        _send_made(shop, _staged(shop, task.plan.file), watch)
+
+    made = make_shards(todo, shop.prepared, shop.store.out, settings, shop.watch, send)
+    others = {file: known[file] for file in from_parent}
+    at_once(
+        shop.settings.workers,
+        _files(others),
+        lambda file: _send_parents(shop, from_parent[file.name], file, others[file.name]),
     )
-    free = shutil.disk_usage(shop.store.out).free
-    held = sum(stat[0] for each in shop.store.staging.iterdir() if (stat := stat_or_none(each)))
-    count, size = 0, 0
-    for shard in largest_first[: shop.settings.workers]:
-        size += 0 if shop.is_here(shard) else shard.header.file_bytes
-        count += size <= free + held
-    if largest_first and not count:
-        raise BuildError(
-            f"{shop.store.out}: the largest shard has {size} bytes and the disk has {free} free; free some space, or "
-            f"set XDG_CACHE_HOME to a folder on another disk"
-        )
-    for begin in range(0, len(largest_first), max(count, 1)):
-        yield largest_first[begin : begin + count]
+    receipts = {file: staged.receipt for file, staged in (*left.items(), *others.items())}
+    return Sent({**receipts, **made.receipts}, tuple(left), made.workers)
 
 
-def make_and_send(
-    shop: Workshop, batch: Sequence[ShardPlan], known: Mapping[str, Staged]
-) -> dict[str, tuple[Staged, Any]]:
-    """File -> what it holds, and the library's operation that names it in a commit."""
-    from_parent = [shard for shard in batch if shop.is_here(shard) and shard.file in known]
-    from_here = [shard for shard in batch if shard not in from_parent]
-    staged = {shard.file: known[shard.file] for shard in from_parent} | _made(shop, from_here)
-
-    def send(file: LocalFile) -> Any:
-        if file.name in passed:
-            return _send_parents(shop, passed[file.name], file, staged[file.name])
-        operation = _send(shop, shop.store.staging, file, is_as_staged(shop.store.staging, staged[file.name]))
-        shop.notes.keep(staged[file.name])
-        remove(shop.store.staging / file.name)
-        shop.store.discard(file.name)
-        return operation
-
-    passed = {shard.file: shard for shard in from_parent}
-    files = [as_file(each.receipt) for each in staged.values()]
-    operations = at_once(min(shop.settings.workers, len(files)), files, send)
-    return {
-        file.name: (staged[file.name], operation) for file, operation in zip(files, operations, strict=True)
-    }
+def _files(staged: Mapping[str, Staged]) -> list[LocalFile]:
+    return [as_file(each.receipt) for each in staged.values()]
 
 
-def _made(shop: Workshop, shards: Sequence[ShardPlan]) -> dict[str, Staged]:
-    """Makes each shard, unless an interrupted build has left it here whole."""
+def _left(shop: Workshop, shards: Sequence[ShardPlan]) -> dict[str, Staged]:
+    """What an interrupted build has left here whole; all else that it left goes."""
     memory, parent = shop.store.load(), shop.prepared.parent
-    todo = [
-        shard
+    left = {
+        shard.file
         for shard in shards
-        if not is_resumable(shard, parent, memory, shop.store.staging, shop.settings, shop.tell)
-    ]
-    shop.store.sweep(keep={shard.file for shard in shards} - {shard.file for shard in todo})
-    settings = replace(shop.settings, passthrough="copy")
-    make_shards(todo, shop.prepared, shop.store.out, settings, shop.watch)
-    staged = shop.store.staged(shard.file for shard in shards)
-    if gone := [shard.file for shard in shards if shard.file not in staged]:
+        if is_resumable(shard, parent, memory, shop.store.staging, shop.settings, shop.tell)
+    }
+    shop.store.sweep(keep=left)
+    return shop.store.staged(left)
+
+
+def _workers(shop: Workshop, shards: Sequence[ShardPlan]) -> int:
+    """As many as may have a shard here at a time. Raises BuildError where the disk holds not one."""
+    free = shutil.disk_usage(shop.store.out).free
+    sizes = sorted((shard.header.file_bytes for shard in shards), reverse=True)[: shop.settings.workers]
+    if sizes and sizes[0] > free:
         raise BuildError(
-            f"{shop.store.staging / gone[0]}: is not there though it was made; something else removes files "
-            f"there; stop that, then run the same command again"
+            f"{shop.store.out}: the largest shard has {sizes[0]} bytes and the disk has {free} free; free some "
+            f"space, or set XDG_CACHE_HOME to a folder on another disk"
         )
-    return staged
+    return max(1, sum(sum(sizes[: count + 1]) <= free for count in range(len(sizes))))
 
 
-def _send_parents(shop: Workshop, shard: ShardPlan, file: LocalFile, staged: Staged) -> Any:
+def _staged(shop: Workshop, file: str) -> Staged:
+    if staged := shop.store.staged([file]).get(file):
+        return staged
+    raise BuildError(
+        f"{shop.store.staging / file}: is not there though it was made; something else removes files there; stop "
+        f"that, then run the same command again"
+    )
+
+
+def _send_made(shop: Workshop, staged: Staged, watch: Watch) -> None:
+    """Sends a shard that was made here, notes it and removes it."""
+    file = as_file(staged.receipt)
+    _send(shop, shop.store.staging, file, is_as_staged(shop.store.staging, staged), watch)
+    shop.notes.keep(staged)
+    remove(shop.store.staging / file.name)
+    shop.store.discard(file.name)
+
+
+def _send_parents(shop: Workshop, shard: ShardPlan, file: LocalFile, staged: Staged) -> None:
     """Sends the parent's own file. Raises CheckpointError where it changed since it was read, or does meanwhile."""
     path, stat = shop.prepared.parent.path(shard.inputs[0]), staged.inputs[shard.inputs[0]]
-    operation = _send(shop, path.parent, file, stat_or_none(path) == stat)
+    _send(shop, path.parent, file, stat_or_none(path) == stat, shop.watch)
     if stat_or_none(path) != stat:
         refuse_changed(path.parent, file)
-    return operation
 
 
-def _send(shop: Workshop, folder: Path, file: LocalFile, is_sure: bool) -> Any:
+def _send(shop: Workshop, folder: Path, file: LocalFile, is_sure: bool, watch: Watch) -> None:
     if not is_sure:
         refuse_changed(folder, file)
-    count = Count(file.bytes, shop.watch.advance)
+    count = Count(file.bytes, watch.done)
     operation = shop.hub.addition(folder, file, count.add)
     shop.hub.upload(operation)
     if operation._upload_mode != "lfs":
@@ -175,4 +186,3 @@ def _send(shop: Workshop, folder: Path, file: LocalFile, is_sure: bool) -> Any:
         )
     count.end()
     shop.tell(f"{file.name}: {file.bytes:,} bytes are on the hub")
-    return operation

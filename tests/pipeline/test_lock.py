@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from shardmill.pipeline.commands.main import shardmill
+from shardmill.pipeline.container.files import Source
 from shardmill.pipeline.errors import CheckpointError
 from shardmill.pipeline.manifest.lock import Lock, load_lock
 from shardmill.pipeline.manifest.records import Manifest
@@ -232,3 +233,71 @@ def test_the_command_pins_beside_the_recipe_and_builds_hold_to_it(parent: Path, 
     refused = CliRunner().invoke(shardmill, ["build", *places, "--out", str(out)])
     assert isinstance(refused.exception, CheckpointError)
     assert published(out) == before
+
+
+def pin_built(parent: Path, out: Path, recipe: Path) -> Lock:
+    words = ["pin", "-c", str(recipe), "--parent", str(parent), "--built", str(out)]
+    result = CliRunner().invoke(shardmill, words)
+    assert result.exit_code == 0, (result.output, result.exception)
+    lock = load_lock(recipe.with_suffix(".lock"))
+    assert lock is not None
+    return lock
+
+
+def test_a_lock_taken_from_a_build_reads_no_shard_again(
+    parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was passed on has a sha256, what was rewritten says that it has none; builds are held to both."""
+    recipe, out = write_recipe(tmp_path / "recipes"), tmp_path / "out"
+    rewritten = {name for name, shard in build(parent, out, None).shards.items() if shard.rewritten}
+    opened: list[str] = []
+    enter = Source.__enter__
+
+    def watched(self: Source) -> Source:
+        opened.append(self.path.name)
+        return enter(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Source, "__enter__", watched)
+        lock = pin_built(parent, out, recipe)
+    assert not {*SHARDS, SCALES} & set(opened)
+    for name in (*SHARDS, SCALES):
+        data = (parent / name).read_bytes()
+        assert lock.files[name].sha256 == (None if name in rewritten else sha256(data).hexdigest())
+        assert lock.files[name].tensors == pinned(parent).files[name].tensors
+    assert build(parent, tmp_path / "again", lock).parent_verified
+    assert build(parent, tmp_path / "paranoid", lock, paranoid=True).parent_verified
+    _another_weight(parent)
+    for paranoid in (False, True):
+        with pytest.raises(CheckpointError, match=f"{SHARDS[0]}: its tensors are not those that were pinned"):
+            build(parent, tmp_path / "other", lock, paranoid=paranoid)
+
+
+def test_a_lock_from_a_build_reads_what_changed_since_and_takes_what_a_hub_stated(
+    parent: Path, tmp_path: Path
+) -> None:
+    recipe, out = write_recipe(tmp_path / "recipes"), tmp_path / "out"
+    build(parent, out, None)
+    _another_weight(parent)
+    lock = pin_built(parent, out, recipe)
+    assert lock.files[SHARDS[0]].sha256 == sha256((parent / SHARDS[0]).read_bytes()).hexdigest()
+    notes = parent / ".cache" / "huggingface" / "download"
+    notes.mkdir(parents=True)
+    (notes / f"{SHARDS[2]}.metadata").write_text(f"{'0' * 40}\n{'5' * 64}\n1.0\n")
+    assert pin_built(parent, out, recipe).files[SHARDS[2]].sha256 == "5" * 64
+
+
+@pytest.mark.parametrize(
+    ("folder", "says"), [("empty", "no finished build"), ("other", "the build of another")]
+)
+def test_a_folder_without_this_build_pins_nothing(
+    parent: Path, tmp_path: Path, folder: str, says: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    build(parent, tmp_path / "other", None, RECIPE.replace("block = [4, 4]", "block = [8, 8]"))
+    recipe = write_recipe(tmp_path / "recipes")
+    words = ["pin", "-c", str(recipe), "--parent", str(parent), "--built", str(tmp_path / folder)]
+    result = CliRunner().invoke(shardmill, words)
+    assert result.exit_code == 1
+    assert says in str(result.exception)
+    assert not recipe.with_suffix(".lock").exists()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -271,6 +273,63 @@ def test_a_parent_that_others_may_use_is_refused(
     assert isinstance(result.exception, BuildError)
     assert says in str(result.exception)
     assert weights(parent) == set(FILES)
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_parent_that_another_program_reads_is_refused(parent: Path, out: Path, mapped: bool) -> None:
+    """A server that has mapped a shard holds no file open, and reads it all the same."""
+    text = (
+        "import mmap, sys\n"
+        "file = open(sys.argv[1], 'rb')\n"
+        f"held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if {mapped} else file\n"
+        f"file.close() if {mapped} else None\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    words = [sys.executable, "-c", text, str(parent / SHARDS[0])]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
+        assert reader.stdout
+        assert reader.stdout.readline() == b"ready\n"
+        result = run(parent, out, "--consume-parent")
+        assert reader.stdin
+        reader.stdin.close()
+    assert f"{SHARDS[0]}: is open in the process {reader.pid} (" in str(result.exception)
+    assert weights(parent) == set(FILES)
+    assert run(parent, out, "--consume-parent").exit_code == 0
+
+
+def test_a_parent_that_is_read_only_is_refused_before_a_shard_is_made(
+    parent: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: mode == os.R_OK and access(path, mode))
+    result = run(parent, out, "--consume-parent")
+    assert "can't be written to, so its shards can't be removed" in str(result.exception)
+    assert not out.exists()
+
+
+def test_on_two_disks_that_of_the_output_must_hold_all_of_it(
+    parent: Path, out: Path, ordinary: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is freed elsewhere makes no room here."""
+    total = sum(len(data) for name, data in ordinary.items() if name.endswith(".safetensors"))
+    usage, stat = shutil.disk_usage(parent), Path.stat
+
+    def elsewhere(self: Path, **how: Any) -> os.stat_result:
+        found = stat(self, **how)
+        if self != parent:
+            return found
+        fields = list(found)
+        fields[2] = found.st_dev + 1
+        return os.stat_result(fields)
+
+    monkeypatch.setattr(Path, "stat", elsewhere)
+    for free, code in ((total - 1, 1), (total, 0)):
+        monkeypatch.setattr(consume.shutil, "disk_usage", lambda path, free=free: usage._replace(free=free))
+        result = run(parent, out, "--consume-parent")
+        assert result.exit_code == code, (free, result.exception)
+        assert weights(parent) == (set(FILES) if code else set())
+    assert published(out) == ordinary
 
 
 def test_a_lock_of_another_tool_is_nobodys_claim(parent: Path, out: Path) -> None:

@@ -258,6 +258,20 @@ def test_the_commands_tell_the_sizes_and_exit_1_where_the_old_one_is_wrong(
     assert not (tmp_path / "n").exists()
 
 
+def test_a_place_within_what_is_read_is_refused(pair: Pair, tmp_path: Path) -> None:
+    """Neither checkpoint gains a folder, by a link either."""
+    old, new, delta = pair
+    (tmp_path / "link").symlink_to(old)
+    before = [listing(folder) for folder in pair]
+    for out in (old / "d", new / "x" / "d", tmp_path / "link" / "d"):
+        with pytest.raises(BuildError, match="is within"):
+            write_delta(old, new, out)
+    for out in (old / "n", delta / "files" / "n", tmp_path / "link" / "n"):
+        with pytest.raises(BuildError, match="is within"):
+            apply_delta(old, delta, out, "copy")
+    assert [listing(folder) for folder in pair] == before
+
+
 def test_a_link_in_the_place_of_the_unfinished_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").write_bytes(b"x")

@@ -20,6 +20,7 @@ import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -34,18 +35,29 @@ def sha256(data: bytes) -> str:
 class Entry:
     """A file of a commit. A large one is known by its sha256; without `xet` it can't go to another repository."""
 
-    data: bytes
+    data: bytes  # or a mapped file
     large: bool
     xet: bool = True
 
+    @classmethod
+    def known(cls, data: bytes, digest: str) -> Entry:
+        """A large file whose sha256 needs no computing."""
+        entry = cls(data, True)
+        entry.__dict__["sha256"] = digest
+        return entry
+
+    @cached_property
+    def sha256(self) -> str:
+        return sha256(self.data)
+
     def listed(self, path: str) -> dict[str, Any]:
-        pointer = b"version https://git-lfs.github.com/spec/v1\n" + sha256(self.data).encode()
+        pointer = b"version https://git-lfs.github.com/spec/v1\n" + self.sha256.encode()
         stored = pointer if self.large else self.data
         oid = hashlib.sha1(b"blob %d\0" % len(stored) + stored).hexdigest()
         row: dict[str, Any] = {"type": "file", "path": path, "oid": oid, "size": len(self.data)}
         if self.large:
-            row["lfs"] = {"oid": sha256(self.data), "size": len(self.data), "pointerSize": 134}
-            row |= {"xetHash": "x" + sha256(self.data)} if self.xet else {}
+            row["lfs"] = {"oid": self.sha256, "size": len(self.data), "pointerSize": 134}
+            row |= {"xetHash": "x" + self.sha256} if self.xet else {}
         return row
 
 
@@ -61,7 +73,7 @@ class Repository:
         self.messages.append(message)
         commit = hashlib.sha1(f"{branch}{len(self.messages)}".encode()).hexdigest()
         self.commits[commit], self.branches[branch] = files, commit
-        self.objects |= {sha256(entry.data): entry.data for entry in files.values() if entry.large}
+        self.objects |= {entry.sha256: entry.data for entry in files.values() if entry.large}
         return commit
 
     def at(self, revision: str) -> dict[str, Entry] | None:
@@ -78,6 +90,7 @@ class Hub:
     sent: dict[str, int] = field(default_factory=dict)  # sha256 -> how often it arrived whole
     sent_bytes: int = 0  # of whole objects, and of files that commits carried
     fail: list[tuple[str, int | str]] = field(default_factory=list)  # (call, a status, "cut" or "lost")
+    wait_seconds: int = 0  # that a failure asks for
     part_bytes: int = 0  # where not 0, objects are sent in parts of so many bytes
     serves: dict[str, bytes] = field(
         default_factory=dict
@@ -123,7 +136,7 @@ def _info(repository: Repository, name: str, rest: str) -> Answer:
 
 def _sibling(path: str, entry: Entry) -> dict[str, Any]:
     row: dict[str, Any] = {"rfilename": path, "size": len(entry.data)}
-    large = {"sha256": sha256(entry.data), "size": len(entry.data), "pointerSize": 134}
+    large = {"sha256": entry.sha256, "size": len(entry.data), "pointerSize": 134}
     return row | ({"lfs": large} if entry.large else {})
 
 
@@ -146,7 +159,7 @@ def _preupload(repository: Repository, revision: str, body: Any) -> Answer:
         path = each["path"]
         large = path.endswith(".safetensors")
         held = files.get(path)
-        oid = (sha256(held.data) if large else held.listed(path)["oid"]) if held else None
+        oid = (held.sha256 if large else held.listed(path)["oid"]) if held else None
         rows.append(
             {"path": path, "uploadMode": "lfs" if large else "regular", "shouldIgnore": False, "oid": oid}
         )
@@ -209,7 +222,7 @@ def _commit(hub: Hub, repository: Repository, name: str, branch: str, body: list
         elif value["oid"] not in repository.objects:
             return (400, {"error": f"{path}: no bytes for {value['oid']}"}, {})
         else:
-            files[path] = Entry(repository.objects[value["oid"]], True)
+            files[path] = Entry.known(repository.objects[value["oid"]], value["oid"])
     commit = repository.commit(branch, files, header["summary"])
     return (200, {"commitUrl": f"{hub.address}/{name}/commit/{commit}", "commitOid": commit}, {})
 
@@ -231,7 +244,7 @@ def answer(hub: Hub, method: str, url: str, raw: bytes) -> Answer:
         return _storage(hub, match, raw)
     if match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
         found = (hub.repositories[match[1]].at(match[2]) or {}).get(urllib.parse.unquote(match[3]))
-        return (206, hub.serves.get(sha256(found.data), found.data), {}) if found else _NOT_FOUND
+        return (206, hub.serves.get(found.sha256, found.data), {}) if found else _NOT_FOUND
     if match := re.fullmatch(r"/([^/]+/[^/]+)\.git/info/lfs/objects/batch", path):
         repository = hub.repositories.get(match[1])
         return _batch(hub, repository, match[1], json.loads(raw)) if repository else _NOT_FOUND
@@ -317,13 +330,16 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                 how = fault[1] if fault else None
                 if how == "cut" or hub.kill_at == (number, "before"):
                     return self._break()
-                raw = self._body()
-                if isinstance(how, int):
-                    return self._send(how, {"error": f"asked to fail with {how}"}, {"Retry-After": "0"})
+            raw = self._body()
+            if isinstance(how, int):
+                return self._send(
+                    how, {"error": f"asked to fail with {how}"}, {"Retry-After": str(hub.wait_seconds)}
+                )
+            with hub.lock:
                 status, body, headers = answer(hub, self.command, self.path, raw)
                 if how == "lost" or hub.kill_at == (number, "after"):
                     return self._break()
-                return self._send(status, body, headers)
+            return self._send(status, body, headers)
 
         def _break(self) -> None:
             if hub.victim and hub.kill_at is not None:
@@ -334,15 +350,15 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
         def _body(self) -> bytes:
             if self.headers.get("Transfer-Encoding") != "chunked":
                 return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            data = b""
+            pieces = []
             while size := int(self.rfile.readline(), 16):
-                data += self.rfile.read(size)
+                pieces.append(self.rfile.read(size))
                 self.rfile.readline()
             self.rfile.readline()
-            return data
+            return b"".join(pieces)
 
         def _send(self, status: int, body: Any, headers: dict[str, str]) -> None:
-            if isinstance(body, bytes):  # a file, of which a range is asked for
+            if not isinstance(body, dict | list):  # a file, of which a range is asked for
                 first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
                 headers = {"Content-Range": f"bytes {first}-{last}/{len(body)}"}
                 data = body[first : last + 1]

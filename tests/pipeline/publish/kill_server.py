@@ -1,13 +1,15 @@
 """Forks commands that the hub will kill: answers a line, a JSON list of a command's words, with the child's process
-id, and starts it at the next line. Then says how it ended. A process of its own, so that a fork is quick and no test
-process is forked.
+id, and starts it at the next line, "go", or "go SECONDS" to kill it then. Then says how it ended. A process of its
+own, so that a fork is quick and no test process is forked.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import time
 
 import huggingface_hub
 from huggingface_hub import hf_api, lfs
@@ -39,9 +41,14 @@ def main() -> None:
             sys.argv = ["shardmill", *words]
             os._exit(commands.answer())
         print(child, flush=True)
-        sys.stdin.readline()
+        seconds = sys.stdin.readline().split()[1:]
         os.write(writing, b"x")
+        if seconds:
+            time.sleep(float(seconds[0]))
+            os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
+        os.close(reading)
+        os.close(writing)
         print("killed" if os.WIFSIGNALED(status) else f"ended {os.WEXITSTATUS(status)}", flush=True)
 
 

@@ -10,8 +10,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from shardmill.pipeline.commands.main import shardmill
+from shardmill.pipeline.container import ranges
 from shardmill.pipeline.publish.hub import Hub as Asked
-from tests.pipeline.parents import MANIFEST, RECIPE, SHARDS, build, published, write_recipe
+from shardmill.pipeline.stream import shards as shards_of
+from tests.pipeline.parents import MANIFEST, RECIPE, SCALES, SHARDS, build, published, write_recipe
 from tests.pipeline.publish.hub import Hub, sha256
 from tests.pipeline.publish.test_publish import PARENT, PLACE, hub, pytestmark, shards, shown
 from tests.schemas import held
@@ -109,6 +111,107 @@ def test_a_second_build_sends_and_reads_nothing(hub: Hub, parent: Path, tmp_path
     assert second["hub"]["unchanged"]
     assert second["hub"]["commit"] == first["hub"]["commit"]
     assert "resolve" not in hub.calls[calls:]
+
+
+def test_json_tells_how_many_worked_and_what_an_interrupted_build_had_done(
+    hub: Hub, parent: Path, tmp_path: Path
+) -> None:
+    """What was read and sent before an interruption is taken up again, and named as that."""
+    place = add_parent(hub, parent)
+    hub.fail.append(("commit", 403))
+    assert run(tmp_path, place, "--create").exit_code == 1
+    again = told(tmp_path, place)
+    files = [*sorted((*SHARDS, SCALES))]
+    assert sorted(again["resumed"]) == sorted(again["made"]) == files
+    assert (again["workers"], again["bytes_read"], again["kernel"]) == (0, 0, "none")
+    nothing = told(tmp_path, place)
+    assert (nothing["resumed"], nothing["made"], nothing["workers"]) == ([], {}, 0)
+
+
+def test_a_shard_that_was_made_and_not_sent_is_taken_up_where_it_is(
+    hub: Hub, parent: Path, tmp_path: Path, cache: Path
+) -> None:
+    place = add_parent(hub, parent)
+    hub.fail += [("upload", 403)] * 3
+    assert run(tmp_path, place, "--create").exit_code == 1
+    left = {path.name for path in cache.rglob("staging/*.safetensors")}
+    assert len(left) == 1
+    facts = told(tmp_path, place)
+    assert left < set(facts["resumed"]) < set(facts["made"])
+    assert facts["workers"] == 1
+    assert sorted(hub.sent.values()) == [1, 1]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_no_worker_begins_a_shard_before_its_last_one_is_sent(
+    hub: Hub, parent: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    """Of four shards that are made here, as many are here as there are workers, and no more."""
+    place = add_parent(hub, parent, xet=False)
+    seen = []
+    upload = Asked.upload
+
+    def watched(self: Asked, operation: Any) -> None:
+        seen.append(len(list(cache.rglob("staging/*safetensors*"))))
+        upload(self, operation)
+
+    monkeypatch.setattr(Asked, "upload", watched)
+    facts = told(tmp_path, place, "--create", "--workers", workers)
+    assert facts["workers"] == workers
+    assert len(seen) > 4
+    assert max(seen) <= workers
+
+
+def test_a_disk_for_one_shard_gets_one_worker(
+    hub: Hub, parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a disk for none is refused before anything is sent."""
+    place = add_parent(hub, parent, xet=False)
+    largest = max((parent / name).stat().st_size for name in (*SHARDS, SCALES))
+    usage = shards_of.shutil.disk_usage(parent)
+    monkeypatch.setattr(shards_of.shutil, "disk_usage", lambda path: usage._replace(free=100))
+    refused = run(tmp_path, place, "--create", "--workers", 3)
+    assert "the disk has 100 free" in str(refused.exception)
+    assert hub.sent == {}
+    monkeypatch.setattr(shards_of.shutil, "disk_usage", lambda path: usage._replace(free=int(1.2 * largest)))
+    assert told(tmp_path, place, "--workers", 3)["workers"] == 1
+
+
+def test_a_hub_that_gives_its_files_more_slowly_is_waited_for(
+    hub: Hub, parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as it says, where it says so."""
+    place = add_parent(hub, parent)
+    waits: list[float] = []
+    monkeypatch.setattr(ranges, "sleep", waits.append)
+    hub.fail += [("resolve", 429)] * 3
+    hub.wait_seconds = 7
+    told(tmp_path, place, "--create")
+    assert waits == [7.0] * 3
+
+
+def test_a_branch_that_moved_while_shards_were_made_is_left_to_whoever_moved_it(
+    hub: Hub, parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no shard goes twice when the same command is run again."""
+    place = add_parent(hub, parent)
+    hub.add("me/child", {"README.md": b"hello"})
+    upload = Asked.upload
+
+    def meanwhile(self: Asked, operation: Any) -> None:
+        upload(self, operation)
+        repository = hub.repositories["me/child"]
+        if len(repository.messages) == 1:
+            repository.commit("main", dict(repository.at("main") or {}), "somebody else's")
+
+    monkeypatch.setattr(Asked, "upload", meanwhile)
+    refused = run(tmp_path, place)
+    assert "somebody else has committed" in str(refused.exception)
+    assert shown(hub) == {"README.md": b"hello"}
+    build(parent, tmp_path / "near")
+    assert len(told(tmp_path, place)["resumed"]) == 4
+    assert shown(hub) == published(tmp_path / "near")
+    assert max(hub.sent.values()) == 1
 
 
 def test_without_its_notes_a_build_believes_the_branchs_manifest(

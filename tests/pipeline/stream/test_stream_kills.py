@@ -11,7 +11,8 @@ import pytest
 
 from tests.pipeline.parents import build, published, write_recipe
 from tests.pipeline.publish.hub import Hub
-from tests.pipeline.publish.test_kills import CHANGES, Publisher
+from tests.pipeline.publish.publisher import Publisher
+from tests.pipeline.publish.test_kills import CHANGES
 from tests.pipeline.publish.test_publish import PLACE, hub, pytestmark, shown
 from tests.pipeline.stream.test_stream import add_parent, cache, run
 
@@ -55,7 +56,7 @@ def test_the_head_is_the_old_commit_or_the_whole_new_one_at_every_kill(
         shutil.rmtree(cache, ignore_errors=True)
 
     start_again()
-    assert publisher.run(hub, words, None) == "ended 0"
+    assert publisher.run(hub, words) == "ended 0"
     calls = list(hub.calls)
     points = [(number, "before") for number, call in enumerate(calls) if EVERY_CALL or call in CHANGES]
     points += [(number, "after") for number, call in enumerate(calls) if call in CHANGES]
@@ -72,3 +73,17 @@ def test_the_head_is_the_old_commit_or_the_whole_new_one_at_every_kill(
         assert len(hub.repositories["me/child"].messages) == 2
     assert seen == {False, True}
     assert len(points) >= (50 if EVERY_CALL else 16)
+
+
+def test_two_workers_that_send_what_they_made_show_the_same(
+    hub: Hub, publisher: Publisher, parent: Path, tmp_path: Path, cache: Path
+) -> None:
+    """Each in a process of its own, as a command has them."""
+    place = add_parent(hub, parent, xet=False)
+    build(parent, tmp_path / "near")
+    words = ["build", "-c", str(write_recipe(tmp_path / "recipes")), "--parent", place, "--out", PLACE]
+    ended = publisher.run(hub, [*words, "--create", "--workers", "2", "--kernel", "numpy"])
+    assert ended == "ended 0"
+    assert shown(hub) == published(tmp_path / "near")
+    assert sorted(hub.sent.values()) == [1] * 4
+    assert not list((cache / "shardmill" / "out").rglob("*.safetensors"))

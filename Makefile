@@ -17,7 +17,7 @@ case "$(PARENT)" in ""|hf://?*/?*) ;; *) test -d "$(PARENT)";; esac || { echo "P
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: docs commands test-all report report-shots fuzz mutants clean-zoo tools help setup plan explain checkpoint verify test bench bench-large bench-cores bench-connections bench-profile bench-revisions bench-peers real torture lint clean vllm-test loaders-test serving-wheel install-test gpu-test gpu-forward gpu-forward-parts gpu-bench accept-real accept-coverage torture-calls torture-hub torture-walk loaders-table peers-formats bench-formats layouts
+.PHONY: docs commands test-all report report-shots fuzz mutants clean-zoo tools help setup plan explain checkpoint verify test bench bench-large bench-cores bench-connections bench-profile bench-revisions bench-peers real torture lint clean vllm-test loaders-test sglang-test serving-wheel install-test gpu-test gpu-forward gpu-forward-parts gpu-bench accept-real accept-coverage torture-calls torture-hub torture-walk loaders-table peers-formats bench-formats layouts
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -164,6 +164,11 @@ LOADERS   := .venv-loaders/bin/python
 loaders-test: .venv-loaders/.ready ## what transformers holds of our builds, bit for bit, and what verify loads says of it: 2 GB, minutes
 	$(LOADERS) -m pytest tests/pipeline/profiles/test_loaders.py tests/pipeline/loaders tests/verify/loaders
 
+SGLANG    := .venv-sglang/bin/python
+
+sglang-test: .venv-sglang/.ready ## what the real SGLang 0.5.23 makes of 1,250 checkpoints on a CPU, and what verify loads says of each: 2 GB, minutes
+	$(SGLANG) -m pytest -n0 tests/verify/loaders/sglang
+
 loaders-table: .venv-loaders/.ready ## 52 architectures x profiles x formats in stock transformers: right, refused by plan, or wrong; minutes
 	$(LOADERS) -m tests.pipeline.loaders.table
 
@@ -183,6 +188,16 @@ install-test: $(READY) ## install beside the packages `kernels` and `transformer
 .venv-loaders/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-loaders
 	$(LOADERS) -m pip install --quiet --disable-pip-version-check --editable '.[torch,loaders,test]'
+	@touch $@
+
+# SGLang without its kernels, whose places tests/verify/loaders/sglang/stand_ins.py takes.
+.venv-sglang/.ready: pyproject.toml
+	$(PYTHON) -m venv .venv-sglang
+	$(SGLANG) -m pip install --quiet --disable-pip-version-check --editable '.[test]' torch==2.13.0 \
+	  transformers==5.19.0 compressed-tensors==0.18.0 openai==2.8.0 aiohttp blobfile dill distro easydict einops fastapi \
+	  gguf interegular ipython msgspec numba nvidia-ml-py orjson packaging partial-json-parser pillow prometheus-client \
+	  psutil pybase64 python-multipart pyzmq requests scipy sentencepiece setproctitle tiktoken tqdm uvicorn zstandard
+	$(SGLANG) -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23
 	@touch $@
 
 .venv-vllm/.ready: pyproject.toml

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.build import peak_rss_mib
+from bench.memory import together_mib
 from shardmill.kernels.formats import f32_to_bf16
 from shardmill.kernels.group_codes import GroupCodes
 from shardmill.pipeline.formats import formats
@@ -92,7 +92,7 @@ def peak(home: Path, made: Path, name: str, action: str, profile: str) -> float:
     out = home / "out"
     program = "from shardmill.pipeline.commands.main import main; main()"
     command = [sys.executable, "-c", program, "build", "--workers", "1"]
-    found = peak_rss_mib([*command, "-c", str(recipe), "--parent", str(made), "--out", str(out)])
+    found = together_mib([*command, "-c", str(recipe), "--parent", str(made), "--out", str(out)])
     for file in sorted(out.rglob("*"), reverse=True):
         file.rmdir() if file.is_dir() else file.unlink()
     return found

@@ -57,8 +57,8 @@ verify.*            | kernels.formats  | {judge} | the judge shares only the tab
 runtime_patch.*     | kernels          | torch triton vllm click | the serving image carries neither pipeline nor verify
 """.format(
     stage="kernels errors types formats actions recipe container manifest.digest manifest.records plan.profiles "
-    "plan.mismatch plan.types plan.sources stages.job stages.dag stages.pairs stages.origins stages.exact "
-    "stages.census stages.converting manifest.lock",
+    "plan.mismatch plan.types plan.sources plan.indented stages.job stages.dag stages.pairs stages.origins "
+    "stages.exact stages.census stages.converting manifest.lock",
     commands="click rich torch huggingface_hub",
     judge="click rich torch matplotlib huggingface_hub",
 )

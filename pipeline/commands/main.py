@@ -6,13 +6,11 @@ import atexit
 import gc
 import io
 import os
-import platform
 import resource
 import signal
 import sys
 import time
 from collections.abc import Mapping
-from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -114,6 +112,8 @@ class LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
+            from difflib import get_close_matches
+
             close = get_close_matches(args[0], COMMANDS, n=2)
             if close:
                 message = f"{error.message} Did you mean {' or '.join(close)}?"
@@ -141,6 +141,7 @@ def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> No
         return
     there = {extra: find_spec(module) is not None for extra, module in EXTRAS.items()}
     kernel = "numba" if there["fast"] else "numpy"
+    import platform
     from importlib.metadata import version  # 0.05 s, which no other command needs
 
     click.echo(f"shardmill {version('shardmill')}")

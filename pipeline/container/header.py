@@ -12,18 +12,22 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from json.encoder import encode_basestring
+from operator import attrgetter
 from pathlib import Path
+from sys import intern
 from typing import Any
 
-from shardmill.pipeline.container.header_text import LARGE_BYTES, Entry, usual_entries, why_no_table
+from shardmill.pipeline.container.header_text import LARGE_BYTES, usual_tensors, why_no_table
 from shardmill.pipeline.container.recognize import HEAD_BYTES, looks_like
 from shardmill.pipeline.container.regular import open_regular
 from shardmill.pipeline.errors import CheckpointError
-from shardmill.pipeline.types import DTYPE_BITS, DTYPE_RANK, Header, Shape, Stat, TensorRef, tensor_bytes
+from shardmill.pipeline.types import DTYPE_RANK, Header, Shape, Stat, TensorRef, tensor_bytes
 
 HEADER_BYTES_MAX = 100_000_000  # the safetensors library's own limit
 _LENGTH_BYTES = 8
+_PLACE = attrgetter("begin", "end")
 _NUMBER_LIMIT = 1 << 63
 _ALIGNMENT = 8  # a header is padded with spaces so that the data begin at a multiple of this
 
@@ -74,19 +78,17 @@ def parse_header(text: bytes, shard: str) -> Header:
     if text and not text.startswith(b"{"):
         raise CheckpointError(f"{shard}: its header must begin with '{{' and does not; fetch the file again")
     try:
-        usual = usual_entries(text)
+        usual = usual_tensors(text.decode("utf-8"), shard)
     except UnicodeDecodeError as error:
         raise _no_json(shard, error) from error
-    entries, metadata = usual or _any_entries(text, shard)
-    refs = [_checked(*entry, shard) for entry in entries]
-    # Stable: empty tensors that share a place keep the header's order.
-    refs.sort(key=lambda ref: (ref.begin, ref.end))
+    refs, metadata = usual or _any_tensors(text, shard)
+    refs.sort(key=_PLACE)  # stable: empty tensors that share a place keep the header's order
     digest = hashlib.sha256(text).hexdigest()
     return Header(shard, tuple(refs), metadata, _LENGTH_BYTES + len(text), digest)
 
 
-def _any_entries(text: bytes, shard: str) -> tuple[list[Entry], Mapping[str, str]]:
-    """The same as usual_entries for JSON in any form."""
+def _any_tensors(text: bytes, shard: str) -> tuple[list[TensorRef], Mapping[str, str]]:
+    """The same as usual_tensors for JSON in any form."""
     if len(text) > LARGE_BYTES and (reason := why_no_table(text)):
         raise CheckpointError(f"{shard}: its header is no table of tensors: {reason}; fetch the file again")
     try:
@@ -100,7 +102,7 @@ def _any_entries(text: bytes, shard: str) -> tuple[list[Entry], Mapping[str, str
     metadata = {} if metadata is None else metadata  # the library reads null as absent
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise CheckpointError(f"{shard}: __metadata__ must map strings to strings")
-    return [_entry(name, entry, shard) for name, entry in table.items()], metadata
+    return [_tensor(name, entry, shard) for name, entry in table.items()], metadata
 
 
 def _no_json(shard: str, error: Exception) -> CheckpointError:
@@ -115,7 +117,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return entries
 
 
-def _entry(name: str, entry: Any, shard: str) -> Entry:
+def _tensor(name: str, entry: Any, shard: str) -> TensorRef:
     try:
         dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
         numbers = [*shape, begin, end]
@@ -127,13 +129,9 @@ def _entry(name: str, entry: Any, shard: str) -> Entry:
             f"{shard}: {name}: its header entry must hold exactly dtype, shape and two data_offsets, "
             f"all numbers whole and not negative"
         ) from None
-    return name, dtype, tuple(shape), begin, end
-
-
-def _checked(name: str, dtype: Any, shape: Shape, begin: int, end: int, shard: str) -> TensorRef:
-    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
+    if not isinstance(dtype, str):
         raise CheckpointError(f"{shard}: {name}: dtype {dtype!r} is not one that safetensors knows")
-    return TensorRef(name, dtype, shape, shard, begin, end)
+    return TensorRef(name, intern(dtype), tuple(shape), shard, begin, end)
 
 
 def lay_out(tensors: Iterable[tuple[str, str, Shape]], shard: str, metadata: Mapping[str, str]) -> Header:
@@ -159,9 +157,16 @@ def header_bytes(header: Header) -> bytes:
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
-def _header_text(refs: Iterable[TensorRef], metadata: Mapping[str, str]) -> bytes:
-    entries: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
-    for ref in refs:
-        entries[ref.name] = {"dtype": ref.dtype, "shape": ref.shape, "data_offsets": (ref.begin, ref.end)}
-    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+def _header_text(refs: Collection[TensorRef], metadata: Mapping[str, str]) -> bytes:
+    entries = [f'"__metadata__":{_compact(dict(sorted(metadata.items())))}'] if metadata else []
+    sides = {shape: _compact(shape) for shape in {ref.shape for ref in refs}}
+    entries += [
+        f'{encode_basestring(name)}:{{"dtype":"{dtype}","shape":{sides[shape]},"data_offsets":[{begin},{end}]}}'
+        for name, dtype, shape, _, begin, end in refs
+    ]
+    text = f"{{{','.join(entries)}}}".encode()
     return text + b" " * (-len(text) % _ALIGNMENT)
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)

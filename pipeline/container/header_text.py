@@ -9,45 +9,50 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from itertools import repeat
+from sys import intern
 
-from shardmill.pipeline.types import Shape
+from shardmill.pipeline.types import TensorRef
 
 LARGE_BYTES = 1 << 20  # of a text that is counted through first
 _DIMENSIONS = 64  # of a tensor, on average: more than any has
 _METADATA_MAX = 100_000  # pairs
 
-Entry = tuple[str, str, Shape, int, int]  # name, dtype, shape, begin, end
-
-_NUMBER = rb"(?:0|[1-9][0-9]{0,17})"  # below 2^63
+_NUMBER = r"(?:[1-9][0-9]{0,17}+|0)"  # below 2^63
 _USUAL = re.compile(
-    rb'"([^"\\\x00-\x1f]*+)":\{"dtype":"([A-Z0-9_]++)","shape":\[((?:%b(?:,%b){0,63}+)?)\],'
-    rb'"data_offsets":\[(%b),(%b)\]\}([,}])' % ((_NUMBER,) * 4)
+    r'"([^"\\\x00-\x1f]*+)":\{"dtype":"([A-Z0-9_]++)","shape":\[([0-9,]*+)\],'
+    rf'"data_offsets":\[({_NUMBER}),({_NUMBER})\]\}}([,}}])'
 )
-_METADATA = re.compile(rb'\{"__metadata__":(\{(?:"[^"\\\x00-\x1f]*+":"[^"\\\x00-\x1f]*+",?){0,64}+\})([,}])')
+_SIDES = re.compile(rf"(?:{_NUMBER}(?:,{_NUMBER}){{0,63}}+)?")
+_COLUMNS = _USUAL.groups + 1  # of what `split` makes: what stands before a match, then its groups
+_METADATA = re.compile(r'\{"__metadata__":(\{(?:"[^"\\\x00-\x1f]*+":"[^"\\\x00-\x1f]*+",?){0,64}+\})([,}])')
 _STRETCH = re.compile(rb'([^"]*+)(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"|\Z)', re.S)
 
 
-def usual_entries(text: bytes) -> tuple[list[Entry], Mapping[str, str]] | None:
-    """The entries in their order and the metadata; None where the text is not in the usual form to its end."""
+def usual_tensors(text: str, shard: str) -> tuple[list[TensorRef], Mapping[str, str]] | None:
+    """The tensors in their order and the metadata; None where the text is not in the usual form to its end."""
     head = _METADATA.match(text)
     metadata = json.loads(head[1]) if head else {}
-    end = head.end() if head else 1
-    entries: list[Entry] = []
-    closed = bool(head and head[2] == b"}")
-    shapes: dict[bytes, Shape] = {}
-    for match in _matches(_USUAL, text, end):
-        name, dtype, sides, first, last, after = match.groups()
-        shape = shapes.get(sides)
-        if shape is None:
-            shape = shapes[sides] = tuple(map(int, sides.split(b","))) if sides else ()
-        entries.append((name.decode(), dtype.decode(), shape, int(first), int(last)))
-        if after == b"}":
-            closed, end = True, match.end()
-            break
-    if not closed or text[end:].strip(b" ") or text[:1] != b"{":
+    parts = _USUAL.split(text[head.end() if head else 1 :])
+    between, names, dtypes, sides, begins, ends, after = (parts[place::_COLUMNS] for place in range(_COLUMNS))
+    closed = [*(head[2] if head else ""), *after]
+    if "".join(between).strip(" ") or any(between[:-1]) or closed[-1:] != ["}"] or "}" in closed[:-1]:
         return None
-    names = {entry[0] for entry in entries}
-    return (entries, metadata) if len(names) == len(entries) and "__metadata__" not in names else None
+    written = set(sides)  # a checkpoint has few shapes
+    if not all(map(_SIDES.fullmatch, written)):
+        return None
+    shapes = {each: tuple(map(int, each.split(","))) if each else () for each in written}
+    refs = map(
+        TensorRef,
+        names,
+        map(intern, dtypes),
+        map(shapes.__getitem__, sides),
+        repeat(shard),
+        map(int, begins),
+        map(int, ends),
+    )
+    once = set(names)
+    return (list(refs), metadata) if len(once) == len(names) and "__metadata__" not in once else None
 
 
 def why_no_table(text: bytes) -> str | None:

@@ -6,6 +6,7 @@ Only headers and the index are read. Every contradiction is refused by name.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -65,7 +66,7 @@ def _and_more(count: int) -> str:
 
 def _weight_map(path: Path) -> dict[str, str]:
     weight_map = json_object(path).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+    if not isinstance(weight_map, dict) or set(map(type, weight_map.values())) - {str}:
         raise CheckpointError(f"{path.name}: weight_map must map tensor names to file names; fetch it again")
     for file in set(weight_map.values()):
         if "/" in file or "\\" in file or not file.endswith(".safetensors"):
@@ -80,30 +81,30 @@ def json_object(path: Path) -> dict[str, Any]:
             raise CheckpointError(
                 f"{path.name}: is larger than {_INDEX_BYTES_MAX} bytes, too large for such a file; fetch it again"
             )
-        if problem := json_problem(data):
-            raise CheckpointError(f"{path.name}: {problem}")
         value = json.loads(data)
-        json.dumps(
-            value, ensure_ascii=False
-        ).encode()  # fails on lone surrogates, which no file of ours can hold
+        if b"\\" in data or not data.isascii():
+            # Fails on lone surrogates, which no file of ours can hold: an escape or json.loads lets them in.
+            json.dumps(value, ensure_ascii=False).encode()
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path.name}: is not valid JSON ({error}); fetch it again") from None
+        problem = json_problem(data) or f"is not valid JSON ({error}); fetch it again"
+        raise CheckpointError(f"{path.name}: {problem}") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path.name}: is not a JSON object; fetch it again")
     return value
 
 
 def _owners(headers: tuple[Header, ...]) -> dict[str, str]:
-    owner: dict[str, str] = {}
-    for header in headers:
-        for ref in header.tensors:
-            if ref.name in owner:
-                raise CheckpointError(
-                    f"{ref.name}: is in two files, {owner[ref.name]} and {header.shard}; remove the stale one"
-                )
-            owner[ref.name] = header.shard
+    """Tensor -> the file that holds it. Raises CheckpointError where two do."""
+    owner = {ref.name: header.shard for header in headers for ref in header.tensors}
+    if len(owner) < sum(len(header.tensors) for header in headers):
+        files = Counter(ref.name for header in headers for ref in header.tensors)
+        twice = next(name for name, count in files.items() if count > 1)
+        first, second, *_ = (
+            header.shard for header in headers for ref in header.tensors if ref.name == twice
+        )
+        raise CheckpointError(f"{twice}: is in two files, {first} and {second}; remove the stale one")
     return owner
 
 

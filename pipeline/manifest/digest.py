@@ -29,14 +29,15 @@ def canonical(value: Any) -> bytes:
     return (json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n").encode()
 
 
+_NEITHER = frozenset({str, int, bool, type(None)})  # float nor a table or list that may hold one
+
+
 def _refuse_floats(value: Any) -> None:
     if isinstance(value, float):
         raise TypeError(f"a record holds whole numbers only, got {value!r}")
-    if isinstance(value, dict):
-        for item in value.values():
-            _refuse_floats(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    for item in inside:
+        if type(item) not in _NEITHER:
             _refuse_floats(item)
 
 

@@ -15,6 +15,8 @@ from shardmill.pipeline.types import SINGLE_FILE, Parent
 
 def homes(parent: Parent) -> Mapping[str, str]:
     """Tensor -> output file, of every tensor in `parent.origins`."""
+    if not parent.origins:
+        return {}
     files, modules = _of_parent(parent)
     found: dict[str, str] = {}
     rest: dict[str, dict[str, list[str]]] = {}  # source -> its file -> tensors

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from shardmill.pipeline.recipe.tables import Recipe
 from shardmill.pipeline.types import Parent
@@ -10,13 +10,13 @@ from shardmill.pipeline.types import Parent
 _FEW = 3  # a recipe of fewer families may name one wrong glob and still be the right one
 
 
-def mismatch(recipe: Recipe, parent: Parent, owners: Mapping[str, Collection[str]]) -> str | None:
+def mismatch(recipe: Recipe, parent: Parent, matched: Collection[str]) -> str | None:
     """One sentence where most families match nothing; None where the recipe may be meant for this parent.
 
-    owners: parent tensor -> the families that match it.
+    matched: the families that match anything.
     """
     total = len(recipe.family)
-    missed = total - len({name for found in owners.values() for name in found})
+    missed = total - len(matched)
     if total < _FEW or 2 * missed <= total:
         return None
     kind = parent.config.get("model_type")

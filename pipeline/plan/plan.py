@@ -6,11 +6,10 @@ passed on whole, so that an unchanged file keeps its name, bytes and digest.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from shardmill.pipeline.actions import Conversion, Part
+from shardmill.pipeline.actions import Conversion
 from shardmill.pipeline.container.header import lay_out
 from shardmill.pipeline.errors import PlanError
 from shardmill.pipeline.manifest.digest import key_of
@@ -25,10 +24,11 @@ from shardmill.pipeline.plan.profiles.truth import one_truth
 from shardmill.pipeline.plan.profiles.unread import refuse_unread
 from shardmill.pipeline.plan.readme import child_readme
 from shardmill.pipeline.plan.tensor_parallel import loads_at, refuse_unloadable
-from shardmill.pipeline.plan.types import Assignment, Piece, Plan, ShardPlan
-from shardmill.pipeline.recipe.tables import Recipe, standard_stages
+from shardmill.pipeline.plan.types import Assignment, Piece, Plan, ShardPlan, changed
+from shardmill.pipeline.recipe.tables import Family, Recipe, standard_stages
 from shardmill.pipeline.types import FamilySummary, Header, Parent, Shape, TensorRef, tensor_bytes
 
+_NO_NAMES = ("__metadata__", "")
 _LIBRARY_METADATA = {
     "format": "pt"
 }  # of a rewritten file that states no format: transformers 4 refuses it without
@@ -36,24 +36,26 @@ _LIBRARY_METADATA = {
 
 def make_plan(recipe: Recipe, parent: Parent, assignments: Sequence[Assignment]) -> Plan:
     """The Plan for `parent`, whose tensors are `assignments`. Raises PlanError where the result could not load."""
-    _refuse_collisions(assignments)
+    differing = changed(assignments)
+    _refuse_collisions(parent.tensors, differing)
     shards = tuple(_shards(parent, assignments))
     converted = {
         name: (each.family, each.action)
-        for each in assignments
+        for each in differing
         if isinstance(each.action, Conversion)
         for name in each.action.mains(each.source)
     }
     units = {
         name: each.action.unit(each.source)
-        for each in assignments
+        for each in differing
         if isinstance(each.action, Conversion)
         for name in each.action.mains(each.source)
     }
-    loads = tuple(loads_at(recipe, assignments))
+    loads = tuple(loads_at(recipe, differing))
     refuse_unloadable(recipe, loads)
     outputs = {ref.name: ref for shard in shards for ref in shard.header.tensors}
-    followed = follow(parent.config, _renamed(assignments), parent.tensors, outputs)
+    renamed = _renamed(differing)
+    followed = follow(parent.config, renamed, parent.tensors, outputs)
     child = Child(recipe, followed, outputs, {name: action for name, (_, action) in converted.items()})
     profile = PROFILES[recipe.output.profile]
     if problems := [*profile.problems(child), *nothing_done(recipe, parent, assignments)]:
@@ -84,15 +86,14 @@ def make_plan(recipe: Recipe, parent: Parent, assignments: Sequence[Assignment])
         repository=recipe.parent.repository,
         revision=recipe.parent.revision,
         shards=shards,
-        weight_map={name: ref.shard for name, ref in sorted(outputs.items())},
         config=config_text,
         config_entries=entries,
         beside=beside,
         readme=child_readme(recipe, parent, families, key, rewritten, len(shards)),
         conversions=converted,
         units={name: (unit.rows, unit.cols) for name, unit in units.items()},
-        dropped=_dropped(assignments, outputs),
-        renamed=_renamed(assignments),
+        dropped=_dropped(differing, outputs),
+        renamed=renamed,
         repairs=tuple({"repair": "input_scales/1", "file": file} for file in sorted(parent.replaced)),
         carried=parent.carried,
         single=parent.single,
@@ -117,24 +118,21 @@ def _own_stages(recipe: Recipe) -> dict[str, Any]:
     return {} if needs == usual else {"stages": needs}
 
 
-def _refuse_collisions(assignments: Iterable[Assignment]) -> None:
-    """Two tensors of the parent must not come out under one name."""
+def _refuse_collisions(tensors: Mapping[str, TensorRef], differing: Iterable[Assignment]) -> None:
+    """Two of the parent's `tensors` must not come out under one name. differing: what becomes of those not copied."""
+    made = [(name, each.source.name) for each in differing for name, *_ in each.action.outputs(each.source)]
+    gone = {each.source.name for each in differing}
+    unnamed = [(name, name) for name in _NO_NAMES if name in tensors and name not in gone]
+    problems = [
+        f"{source}: would be named {name!r}, which no library reads; choose another"
+        for name, source in (*made, *unnamed)
+        if name in _NO_NAMES
+    ]
     maker: dict[str, str] = {}
-    problems = []
-    for each in assignments:
-        copied = each.action.kind == "copy"
-        for name in (
-            (each.source.name,) if copied else [name for name, *_ in each.action.outputs(each.source)]
-        ):
-            if name == "__metadata__" or not name:
-                problems.append(
-                    f"{each.source.name}: would be named {name!r}, which no library reads; choose another"
-                )
-            if name in maker:
-                problems.append(
-                    f"{name}: would be made twice, from {maker[name]} and from {each.source.name}"
-                )
-            maker[name] = each.source.name
+    for name, source in made:
+        if name in maker or (name in tensors and name not in gone):
+            problems.append(f"{name}: would be made twice, from {maker.get(name, name)} and from {source}")
+        maker[name] = source
     if problems:
         raise PlanError(problems)
 
@@ -163,7 +161,8 @@ def _shards(parent: Parent, assignments: Sequence[Assignment]) -> Iterator[Shard
     moved = homes(parent)
     by_file: dict[str, list[Assignment]] = {header.shard: [] for header in parent.own_headers}
     for each in assignments:
-        by_file.setdefault(moved.get(each.source.name, each.source.shard), []).append(each)
+        source = each.source
+        by_file.setdefault(moved.get(source.name, source.shard), []).append(each)
     own = len(parent.own_headers)
     for file in [*list(by_file)[:own], *sorted(list(by_file)[own:])]:
         if (shard := _shard(file, headers.get(file), by_file[file], others)) is not None:
@@ -174,6 +173,8 @@ def _shard(
     file: str, header: Header | None, assignments: Sequence[Assignment], others: Mapping[str, Header]
 ) -> ShardPlan | None:
     """The plan of one output file; None where nothing is in it. header: of the parent's file of that name."""
+    if header and all(each.action.kind == "copy" and each.source.shard == file for each in assignments):
+        return _passed_on(header, assignments) if assignments else None
     outputs = {
         name: (each, part, dtype, shape)
         for each in assignments
@@ -181,17 +182,23 @@ def _shard(
     }
     if not outputs:
         return None
-    read = {ref.shard for each in assignments for ref in (each.source, each.scales, *each.reads) if ref}
-    rewritten = header is None or any(
-        each.action.kind != "copy" or each.source.shard != file for each in assignments
+    read = {each.source.shard for each in assignments}
+    read |= {ref.shard for each in changed(assignments) for ref in (each.scales, *each.reads) if ref}
+    layout = _layout(file, header, {name: (dtype, shape) for name, (_, _, dtype, shape) in outputs.items()})
+    pieces = tuple(
+        Piece(ref, each.source, part, each.action, each.scales, each.reads)
+        for ref in layout.tensors
+        for each, part, _, _ in (outputs[ref.name],)
     )
-    named = {name: (dtype, shape) for name, (_, _, dtype, shape) in outputs.items()}
-    layout = _layout(file, header, named) if rewritten or header is None else header
-    pieces = tuple(_piece(ref, *outputs[ref.name][:2]) for ref in layout.tensors)
     inputs = tuple(dict.fromkeys([*([file] if header else []), *sorted(read)]))
     first = header or others[inputs[0]]
     key = shard_key(first, layout, assignments, {name: others[name] for name in inputs if name in others})
-    return ShardPlan(file, layout, pieces, inputs, rewritten, key)
+    return ShardPlan(file, layout, pieces, inputs, True, key)
+
+
+def _passed_on(header: Header, assignments: Sequence[Assignment]) -> ShardPlan:
+    """The plan of a file that the child gets from the parent as it is."""
+    return ShardPlan(header.shard, header, (), (header.shard,), False, shard_key(header, header, assignments))
 
 
 def _layout(file: str, header: Header | None, named: Mapping[str, tuple[str, Shape]]) -> Header:
@@ -199,35 +206,26 @@ def _layout(file: str, header: Header | None, named: Mapping[str, tuple[str, Sha
     return lay_out(((name, dtype, shape) for name, (dtype, shape) in named.items()), file, metadata)
 
 
-def _piece(ref: TensorRef, each: Assignment, part: Part) -> Piece:
-    return Piece(ref, each.source, part, each.action, each.scales, each.reads)
-
-
 def _families(recipe: Recipe, assignments: Iterable[Assignment]) -> tuple[FamilySummary, ...]:
-    members: dict[str, list[Assignment]] = defaultdict(list)
+    members: dict[str, list[Assignment]] = {family.name: [] for family in recipe.family}
     for each in assignments:
         members[each.family].append(each)
-    return tuple(
-        FamilySummary(
-            name=family.name,
-            action=family.action,
-            reason=family.reason,
-            tensors=len(members[family.name]),
-            bytes_before=sum(each.source.bytes for each in members[family.name]),
-            bytes_after=_bytes_of(members[family.name], ("bytes", "codes", "values")),
-            scale_bytes=_bytes_of(members[family.name], ("scales",)),
-            block=family.block,
-        )
-        for family in recipe.family
-    )
+    return tuple(_summary(family, members[family.name]) for family in recipe.family)
 
 
-def _bytes_of(assignments: Iterable[Assignment], parts: tuple[str, ...]) -> int:
-    return sum(
-        each.source.bytes
-        if shape is each.source.shape and dtype is each.source.dtype
-        else tensor_bytes(dtype, shape)
-        for each in assignments
-        for _, dtype, shape, part in each.action.outputs(each.source)
-        if part in parts
+def _summary(family: Family, members: Sequence[Assignment]) -> FamilySummary:
+    differing = changed(members)
+    before = sum(each.source.bytes for each in members)
+    kept = before - sum(each.source.bytes for each in differing)
+    made = [output for each in differing for output in each.action.outputs(each.source)]
+    scale_bytes = sum(tensor_bytes(dtype, shape) for _, dtype, shape, part in made if part == "scales")
+    return FamilySummary(
+        name=family.name,
+        action=family.action,
+        reason=family.reason,
+        tensors=len(members),
+        bytes_before=before,
+        bytes_after=kept + sum(tensor_bytes(dtype, shape) for _, dtype, shape, _ in made) - scale_bytes,
+        scale_bytes=scale_bytes,
+        block=family.block,
     )

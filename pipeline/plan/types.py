@@ -1,17 +1,20 @@
-"""The plan's own types: what each output tensor, file and family comes to. Frozen, and free of any byte of data."""
+"""The plan's own types: what each output tensor, file and family comes to. Frozen, and free of any byte of data.
+
+What there is one of for each tensor is a tuple: a frozen dataclass takes five times as long to make.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
-from shardmill.pipeline.actions import Action, Conversion, Part
+from shardmill.pipeline.actions import Action, Conversion, Copy, Part
 from shardmill.pipeline.types import FamilySummary, Header, TensorOrigin, TensorRef
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """One output tensor: where it lies, which parent tensor fills it, with which part of what the action makes."""
 
     ref: TensorRef
@@ -22,8 +25,7 @@ class Piece:
     reads: tuple[TensorRef, ...] = ()  # further tensors of the parent that the action reads
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
+class Assignment(NamedTuple):
     """A parent tensor, the family that its rule belongs to, and what is done with it."""
 
     source: TensorRef
@@ -33,20 +35,30 @@ class Assignment:
     reads: tuple[TensorRef, ...] = ()  # further tensors of the parent that the action reads
 
 
-@dataclass(frozen=True, slots=True)
+def changed(assignments: Iterable[Assignment]) -> tuple[Assignment, ...]:
+    """Those that don't pass a tensor on as it is."""
+    return tuple(each for each in assignments if each.action.kind != "copy")
+
+
+@dataclass(frozen=True)
 class ShardPlan:
     """One output file, whole but for its data.
 
-    `pieces` stand in file order. A shard that is not `rewritten` equals the parent's file byte for byte.
+    A shard that is not `rewritten` equals the parent's file byte for byte.
     `key` is the digest of all that can change its bytes, except the parent's data, whose digests a receipt holds.
     """
 
     file: str
     header: Header
-    pieces: tuple[Piece, ...]
+    made: tuple[Piece, ...]  # of a shard that is rewritten, in file order
     inputs: tuple[str, ...]  # files that are read, the parent's own of this name first where it has one
     rewritten: bool
     key: str
+
+    @cached_property
+    def pieces(self) -> tuple[Piece, ...]:
+        """Its tensors in file order. Those of a shard that is passed on are each their own source."""
+        return self.made or tuple(Piece(ref, ref, "bytes", Copy()) for ref in self.header.tensors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +77,6 @@ class Plan:
     repository: str | None
     revision: str | None
     shards: tuple[ShardPlan, ...]
-    weight_map: Mapping[str, str]  # output tensor -> output file
     config: bytes  # config.json as it will be written
     config_entries: int
     beside: Mapping[str, bytes]  # further files that declare what config.json does, as they will be written
@@ -99,7 +110,12 @@ class Plan:
 
     @property
     def tensors(self) -> int:
-        return len(self.weight_map)
+        return sum(len(shard.header.tensors) for shard in self.shards)
+
+    @property
+    def weight_map(self) -> dict[str, str]:
+        """Output tensor -> output file, by name."""
+        return dict(sorted((ref.name, shard.file) for shard in self.shards for ref in shard.header.tensors))
 
     @property
     def converted_from(self) -> tuple[str, ...]:
@@ -107,7 +123,7 @@ class Plan:
         sources = {
             piece.source.name: None
             for shard in self.shards
-            for piece in shard.pieces
+            for piece in shard.made
             if isinstance(piece.action, Conversion)
         }
         return tuple(sources)

@@ -10,7 +10,7 @@ import difflib
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import product
 from math import prod
 
@@ -26,9 +26,10 @@ _STARS_MAX = 4  # `*` inside one part
 _GLOB_CHARS_MAX = 4096
 
 
-def expand(glob: str) -> list[str]:
-    """`a.{b,c}.d` -> [`a.b.d`, `a.c.d`]. Raises ValueError where the braces don't pair or nest."""
-    return ["".join(choice) for choice in product(*_choices(glob))]
+@lru_cache  # a recipe's globs are asked for at every module that may be fused
+def expand(glob: str) -> tuple[str, ...]:
+    """`a.{b,c}.d` -> (`a.b.d`, `a.c.d`). Raises ValueError where the braces don't pair or nest."""
+    return tuple("".join(choice) for choice in product(*_choices(glob)))
 
 
 def count(glob: str) -> int:
@@ -99,13 +100,29 @@ class GlobSet:
 
     def matches(self, name: str) -> list[int]:
         """Places, in ascending order, of the globs that `name` matches."""
-        home, _, last = name.rpartition(".")
-        state = self._homes.get(home)
-        if state is None:
-            state = self._homes[home] = (
-                self._walk(self._start, home.split(".")) if "." in name else self._start
-            )
-        return self._accepted[self._walk(state, [last])]
+        return self.places((name,))[0]
+
+    def places(self, names: Iterable[str]) -> list[list[int]]:
+        """What each of `names` matches. Names that no glob tells apart share one list."""
+        homes, steps, accepted = self._homes, self._steps, self._accepted
+        found = []
+        for name in names:
+            home, dot, last = name.rpartition(".")
+            state = homes.get(home) if dot else self._start
+            if state is None:
+                state = homes[home] = self._home(home)
+            end = steps[state].get(last)
+            found.append(accepted[self._step(state, last) if end is None else end])
+        return found
+
+    def _home(self, home: str) -> int:
+        """The state behind the parts of `home`. Modules of one module share the way to that."""
+        outer, dot, last = home.rpartition(".")
+        if not dot:
+            return self._walk(self._start, [home])
+        if outer not in self._homes:
+            self._homes[outer] = self._walk(self._start, outer.split("."))
+        return self._walk(self._homes[outer], [last])
 
     def _walk(self, state: int, parts: Iterable[str]) -> int:
         for part in parts:
@@ -162,8 +179,9 @@ def fused_instances(globs: Sequence[str], names: Iterable[str]) -> dict[tuple[st
     members = [fold(glob) for glob in globs]
     matcher = GlobSet(globs)
     found: dict[tuple[str, ...], dict[str, str]] = defaultdict(dict)
-    for name in names:
-        for place in matcher.matches(name):
+    listed = list(names)
+    for name, places in zip(listed, matcher.places(listed), strict=True):
+        for place in places:
             values = captured(members[place], name)
             assert values is not None, f"{name} matches {globs[place]} but not {members[place]}"
             found[values][members[place]] = name

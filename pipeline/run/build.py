@@ -17,11 +17,12 @@ from shardmill.pipeline.manifest.state import Memory, Staged
 from shardmill.pipeline.manifest.store import Store
 from shardmill.pipeline.plan.types import Plan, ShardPlan
 from shardmill.pipeline.run import kernel as kernels
+from shardmill.pipeline.run.beside import stale_beside_shards
 from shardmill.pipeline.run.consume import Consumer, refuse_interrupted, refuse_lost
 from shardmill.pipeline.run.locking import locked
 from shardmill.pipeline.run.lossless import never_exact, uncounted
 from shardmill.pipeline.run.place import refuse_full_disk, refuse_out
-from shardmill.pipeline.run.publish import publish, signatures_in, stale_beside_shards
+from shardmill.pipeline.run.publish import publish, signatures_in
 from shardmill.pipeline.run.resume import holds_receipt, is_as_staged
 from shardmill.pipeline.run.schedule import make_shards
 from shardmill.pipeline.run.shard import input_bytes

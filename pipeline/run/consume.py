@@ -19,7 +19,8 @@ from shardmill.pipeline.manifest.records import Receipt
 from shardmill.pipeline.manifest.state import Memory
 from shardmill.pipeline.manifest.store import Store
 from shardmill.pipeline.plan.types import ShardPlan
-from shardmill.pipeline.run.publish import input_digests, is_pinned, receipt_before, refuse_losses, refuse_odd
+from shardmill.pipeline.run.manifest import is_pinned
+from shardmill.pipeline.run.receipts import input_digests, receipt_before, refuse_losses, refuse_odd
 from shardmill.pipeline.run.resume import holds_receipt
 from shardmill.pipeline.run.schedule import make_shards
 from shardmill.pipeline.run.stale import Verdict

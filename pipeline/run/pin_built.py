@@ -12,7 +12,7 @@ from shardmill.pipeline.errors import CheckpointError
 from shardmill.pipeline.manifest.lock import LockedFile, tensors_digest
 from shardmill.pipeline.manifest.store import Store
 from shardmill.pipeline.run.digests import some_tensors_of
-from shardmill.pipeline.run.publish import input_digests, receipt_before
+from shardmill.pipeline.run.receipts import input_digests, receipt_before
 from shardmill.pipeline.stages.job import Prepared
 
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from operator import attrgetter
 
 from shardmill.kernels.block_fp8 import RECIPES
-from shardmill.pipeline.actions import ACTIONS, Action
+from shardmill.pipeline.actions import ACTIONS, Action, Copy
 from shardmill.pipeline.errors import PlanError, RecipeError
 from shardmill.pipeline.plan.mismatch import mismatch
 from shardmill.pipeline.plan.profiles import PROFILES
-from shardmill.pipeline.plan.types import Assignment
+from shardmill.pipeline.plan.types import Assignment, changed
 from shardmill.pipeline.recipe.globs import GlobSet, filled, fused_instances, nearest
 from shardmill.pipeline.recipe.tables import Family, Fused, Parallel, Recipe
 from shardmill.pipeline.stages.job import Checkpoint
@@ -23,6 +24,7 @@ from shardmill.pipeline.stages.origins import mixed_origins
 from shardmill.pipeline.stages.pairs import torn_pairs
 from shardmill.pipeline.types import Parent, TensorRef
 
+_COPY, _FAMILY = Copy(), attrgetter("family")
 _SHOWN = 5  # problems of one kind that are listed
 
 
@@ -37,40 +39,40 @@ def classify(checkpoint: Checkpoint, parent: Parent) -> tuple[Assignment, ...]:
         raise RecipeError([recipe.problem_at(("output", "profile"), said)])
     choosers = {name: family.chooser(profile.scale_suffix, profile.name) for name, family in families.items()}
     rows = _rows(recipe)
-    globs = GlobSet([row.glob for row in rows])
-    matched = {name: globs.matches(name) for name in parent.tensors}
-    owner_of = [row.family for row in rows]
-    # Names that a set of globs can't tell apart have one list of places, so their families are found once.
-    found = {
-        id(at): list(dict.fromkeys(filter(None, map(owner_of.__getitem__, at)))) for at in matched.values()
-    }
-    owners = {name: found[id(at)] for name, at in matched.items()}
-    if sentence := mismatch(recipe, parent, owners):
+    places = GlobSet([row.glob for row in rows]).places(parent.tensors)
+    # What follows from the globs that match a name is found once for all names that they don't tell apart.
+    lists = {id(at): at for at in places}
+    kinds = {key: _kind(rows, at) for key, at in lists.items()}
+    if sentence := mismatch(recipe, parent, {name for kind in kinds.values() for name in kind.families}):
         raise PlanError([sentence])
-    problems = _capped(
-        _unmatched_globs(rows, matched, parent), "globs that match nothing"
-    ) + _unknown_numerics(recipe.family)
-    assignments = []
-    for ref in parent.tensors.values():
-        owner = owners[ref.name]
-        if len(owner) == 1:
-            assignments.append(_assigned(ref, owner[0], choosers[owner[0]](ref), parent.tensors))
-    problems += _capped(_ambiguities(owners), "tensors without exactly one family")
-    problems += _counts(recipe.family, assignments)
-    problems += _capped(_split_twice(rows, matched), "weights that two [[parallel]] tables match")
-    problems += _capped(_unfit(assignments, parent), "tensors that cannot be converted")
+    problems = _capped(_unmatched_globs(rows, lists.values(), parent), "globs that match nothing")
+    problems += _unknown_numerics(recipe.family)
+    kept = {name for name, family in families.items() if family.action == Copy.name}
+    assigned = {
+        ref.name: Assignment(ref, family, _COPY)
+        if family in kept
+        else _assigned(ref, family, choosers[family](ref), parent.tensors)
+        for ref, at in zip(parent.tensors.values(), places, strict=True)
+        if (family := kinds[id(at)].family)
+    }
+    assignments = tuple(assigned.values())
+    differing = changed(assignments)
+    odd = {key for key, kind in kinds.items() if kind.family is None or len(kind.tables) > 1}
+    of_odd = {name: kinds[id(at)] for name, at in zip(parent.tensors, places, strict=True) if id(at) in odd}
+    problems += _capped(_ambiguities(of_odd), "tensors without exactly one family")
+    problems += _counts(recipe.family, assignments, differing)
+    problems += _capped(_split_twice(of_odd), "weights that two [[parallel]] tables match")
+    problems += _capped(_unfit(differing, assigned, parent), "tensors that cannot be converted")
     problems += _capped(torn_pairs(assignments, parent.tensors), "tensors without what they belong to")
     problems += _capped(mixed_origins(assignments, recipe.fused, parent), "weights of two checkpoints")
-    problems += _capped(_orphans(families, assignments), "scales that would be consumed")
-    groups = {place for place, owner in enumerate(owner_of) if owner is None}
-    grouped = {name for name, at in matched.items() if not groups.isdisjoint(at)}
-    problems += _uneven(
-        recipe.fused, {each.source.name: each for each in assignments if each.source.name in grouped}
-    )
+    problems += _capped(_orphans(families, differing), "scales that would be consumed")
+    fused = {key for key, kind in kinds.items() if kind.is_fused}
+    members = [name for name, at in zip(parent.tensors, places, strict=True) if id(at) in fused]
+    problems += _uneven(recipe.fused, {name: assigned[name] for name in members if name in assigned})
     if problems:
         raise PlanError(problems)
-    if not any(action.surveys for action in {id(each.action): each.action for each in assignments}.values()):
-        return tuple(assignments)
+    if not any(each.action.surveys for each in differing):
+        return assignments
     return tuple(_with_partners(assignments, recipe.fused))
 
 
@@ -85,7 +87,7 @@ def _with_partners(assignments: Sequence[Assignment], groups: Sequence[Fused]) -
                 partners[name] = [ref for other in others for ref in (other.source, *other.reads)]
     for each in assignments:
         more = partners.get(each.source.name, [])
-        yield replace(each, reads=(*each.reads, *more)) if more else each
+        yield each._replace(reads=(*each.reads, *more)) if more else each
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,24 @@ def _rows(recipe: Recipe) -> list[_Row]:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What the rows that match a tensor's name say of it."""
+
+    family: str | None  # where exactly one matches
+    families: tuple[str, ...]
+    tables: tuple[Parallel, ...]
+    is_fused: bool
+
+
+def _kind(rows: Sequence[_Row], at: Sequence[int]) -> _Kind:
+    found = [rows[place] for place in at]
+    families = tuple(dict.fromkeys(row.family for row in found if row.family))
+    tables = {id(row.parallel): row.parallel for row in found if row.parallel}
+    is_fused = any(row.family is None and row.parallel is None for row in found)
+    return _Kind(families[0] if len(families) == 1 else None, families, tuple(tables.values()), is_fused)
+
+
 def _assigned(ref: TensorRef, family: str, action: Action, tensors: Mapping[str, TensorRef]) -> Assignment:
     if action.kind == "copy":
         return Assignment(ref, family, action)
@@ -124,8 +144,8 @@ def _unknown_numerics(families: Sequence[Family]) -> list[str]:
     ]
 
 
-def _unmatched_globs(rows: Sequence[_Row], matched: Mapping[str, list[int]], parent: Parent) -> list[str]:
-    used = {place for places in matched.values() for place in places}
+def _unmatched_globs(rows: Sequence[_Row], matched: Iterable[Sequence[int]], parent: Parent) -> list[str]:
+    used = {place for places in matched for place in places}
     return [
         f"{row.where}: the glob {row.glob!r} matches no tensor of the parent{_hint(row.glob, parent)}"
         for place, row in enumerate(rows)
@@ -138,31 +158,31 @@ def _hint(glob: str, parent: Parent) -> str:
     return f"; the nearest names are {', '.join(close)}" if close else "; remove it or correct it"
 
 
-def _ambiguities(owners: Mapping[str, Sequence[str]]) -> Iterable[str]:
-    for name, owner in owners.items():
-        if not owner:
+def _ambiguities(kinds: Mapping[str, _Kind]) -> Iterable[str]:
+    for name, kind in kinds.items():
+        if not kind.families:
             yield f"{name}: no family matches it; add it to one, with action 'keep' and a reason if it is to stay"
-        elif len(owner) > 1:
-            yield f"{name}: the families {' and '.join(map(repr, owner))} both match it; narrow one"
+        elif kind.family is None:
+            both = " and ".join(map(repr, kind.families))
+            yield f"{name}: the families {both} both match it; narrow one"
 
 
-def _split_twice(rows: Sequence[_Row], matched: Mapping[str, list[int]]) -> Iterable[str]:
+def _split_twice(kinds: Mapping[str, _Kind]) -> Iterable[str]:
     """Weights that two [[parallel]] tables match: which of them holds must not depend on their order."""
-    tables = [row.parallel for row in rows]
-    for name, places in matched.items():
-        if len(places) < 2:
-            continue
-        found = {id(table): table for place in places if (table := tables[place])}
-        if len(found) > 1:
-            sides = " and ".join(repr(table.axis) for table in found.values())
+    for name, kind in kinds.items():
+        if len(kind.tables) > 1:
+            sides = " and ".join(repr(table.axis) for table in kind.tables)
             yield f"{name}: two [[parallel]] tables match it ({sides}); narrow one"
 
 
-def _counts(families: Sequence[Family], assignments: Sequence[Assignment]) -> list[str]:
+def _counts(
+    families: Sequence[Family], assignments: Sequence[Assignment], differing: Sequence[Assignment]
+) -> list[str]:
     """Families whose number of tensors is another than expected; scales that a conversion consumes don't count."""
     consuming = {family.name for family in families if ACTIONS[family.action].consumes_scales}
-    found = Counter(
-        each.family for each in assignments if not (each.family in consuming and each.action.kind == "drop")
+    found = Counter(map(_FAMILY, assignments))
+    found -= Counter(
+        each.family for each in differing if each.action.kind == "drop" and each.family in consuming
     )
     return [
         f"family {family.name!r}: expects {family.expect} tensors, the parent has {found[family.name]}; "
@@ -172,34 +192,36 @@ def _counts(families: Sequence[Family], assignments: Sequence[Assignment]) -> li
     ]
 
 
-def _unfit(assignments: Sequence[Assignment], parent: Parent) -> Iterable[str]:
-    families = {each.source.name: each.family for each in assignments}
-    actions = {each.source.name: each.action for each in assignments}
-    for each in assignments:
-        if each.action.kind == "copy":
-            continue  # it fits whatever there is
+def _unfit(
+    differing: Iterable[Assignment], assigned: Mapping[str, Assignment], parent: Parent
+) -> Iterable[str]:
+    """differing: those of `assigned`, by the parent's tensors, that don't copy; a copy fits whatever there is."""
+    for each in differing:
         reason = (
             each.action.why_unfit(each.source, parent.tensors)
-            or _why_scales_stay(each, families)
-            or _why_scales_collide(each, actions)
+            or _why_scales_stay(each, assigned)
+            or _why_scales_collide(each, assigned)
         )
         if reason:
             yield f"{each.source.name} in {each.source.shard}: {reason}"
 
 
-def _why_scales_stay(each: Assignment, families: Mapping[str, str]) -> str | None:
-    """Scales that an action consumes must belong to the weight's own family. families: parent tensor -> its family."""
-    if each.scales is None or families.get(each.scales.name) == each.family:
+def _why_scales_stay(each: Assignment, assigned: Mapping[str, Assignment]) -> str | None:
+    """Scales that an action consumes must belong to the weight's own family."""
+    if each.scales is None:
+        return None
+    other = assigned.get(each.scales.name)
+    if other and other.family == each.family:
         return None
     return (
         f"its scales {each.scales.name} are not in its family {each.family!r}; add them to the family's globs"
     )
 
 
-def _why_scales_collide(each: Assignment, actions: Mapping[str, Action]) -> str | None:
+def _why_scales_collide(each: Assignment, assigned: Mapping[str, Assignment]) -> str | None:
     """New scales must not get the name of a tensor that the parent has and the child keeps."""
     for name, _, _, part in each.action.outputs(each.source) if each.action.encodes else ():
-        if part == "scales" and name in actions and actions[name].kind == "copy":
+        if part == "scales" and name in assigned and assigned[name].action.kind == "copy":
             return f"the parent holds {name} already; keep both, or drop the scale"
     return None
 

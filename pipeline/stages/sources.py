@@ -166,13 +166,13 @@ def _joined(parent: Parent, given: Sequence[_Given]) -> Parent:
 
 def _hidden(header: Header, taken: set[str]) -> Header:
     """A header of the parent's in which what a source gives is out of the way."""
-    refs = tuple(replace(ref, name=f":{ref.name}") if ref.name in taken else ref for ref in header.tensors)
+    refs = tuple(ref._replace(name=f":{ref.name}") if ref.name in taken else ref for ref in header.tensors)
     return replace(header, tensors=refs)
 
 
 def _named(ref: TensorRef, given: _Given, file: str) -> TensorRef:
     name = given.taken.get(ref.name, f"{given.table.name}:{ref.name}")
-    return replace(ref, name=name, shard=file)
+    return ref._replace(name=name, shard=file)
 
 
 def _capped(problems: Iterable[str], kind: str) -> list[str]:

@@ -8,8 +8,9 @@ from typing import Any
 from shardmill.pipeline.manifest.records import MANIFEST_FILE, FileRecord, Receipt
 from shardmill.pipeline.publish.facts import LocalFile
 from shardmill.pipeline.publish.local import local_file
+from shardmill.pipeline.run.beside import copied, small_files
 from shardmill.pipeline.run.digests import steadily
-from shardmill.pipeline.run.publish import copied, manifest_of, small_files
+from shardmill.pipeline.run.manifest import manifest_of
 from shardmill.pipeline.stages.job import Products
 from shardmill.pipeline.stream.shards import Workshop
 

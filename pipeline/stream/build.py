@@ -30,7 +30,7 @@ from shardmill.pipeline.publish.publish import (
 )
 from shardmill.pipeline.run.build import kernel_name
 from shardmill.pipeline.run.locking import locked
-from shardmill.pipeline.run.publish import odd_sentences, refuse_losses, refuse_odd
+from shardmill.pipeline.run.receipts import odd_sentences, refuse_losses, refuse_odd
 from shardmill.pipeline.run.shard import input_bytes
 from shardmill.pipeline.stages.job import Prepared, Settings, Watch
 from shardmill.pipeline.stream.beside import send_beside, stage_beside

@@ -13,7 +13,7 @@ from shardmill.pipeline.plan.types import ShardPlan
 from shardmill.pipeline.publish.facts import Listing, LocalFile
 from shardmill.pipeline.publish.plan import Publication, plan_publication, with_found
 from shardmill.pipeline.run.lossless import uncounted
-from shardmill.pipeline.run.publish import receipt_before
+from shardmill.pipeline.run.receipts import receipt_before
 from shardmill.pipeline.run.shard import input_bytes
 from shardmill.pipeline.stream.shards import Workshop
 

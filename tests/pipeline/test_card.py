@@ -121,7 +121,7 @@ def test_a_narrow_plan_keeps_names_and_blocks(parent: Path, tmp_path: Path, widt
     """Sizes give way; a name is never cut."""
     from rich.console import Console
 
-    from shardmill.pipeline.commands.plan import _table
+    from shardmill.pipeline.commands.plan_text import _table
 
     row = {
         "action": "quantize",

@@ -150,6 +150,24 @@ ZOO: dict[str, tuple[bytes, str]] = {
         framed(b'{"a":{"dtype":"U8","shape":[' + b"9" * 5000 + b"]}}"),
         "not valid JSON",
     ),
+    "a side with a leading zero": (
+        framed(b'{"a":{"dtype":"U8","shape":[04],"data_offsets":[0,4]}}'),
+        "not valid",
+    ),
+    "an offset with a leading zero": (
+        framed(b'{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,04]}}'),
+        "not valid",
+    ),
+    "a shape with an empty side": (
+        framed(b'{"a":{"dtype":"U8","shape":[4,,1],"data_offsets":[0,4]}}'),
+        "not valid",
+    ),
+    "no comma between tensors": (
+        framed(
+            b'{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]} "b":{"dtype":"U8","shape":[0],"data_offsets":[4,4]}}'
+        ),
+        "not valid",
+    ),
     "an unknown dtype": (framed(header_of(a=entry(dtype="Q4"))), "not one that safetensors knows"),
     "a dtype that is a list": (framed(header_of(a=entry(dtype=["U8"]))), "not one that safetensors knows"),
     "half a byte": (framed(header_of(a=entry(0, 1, dtype="F4", shape=[1])), bytes(1)), "ends inside a byte"),

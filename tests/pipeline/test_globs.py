@@ -75,7 +75,7 @@ def test_a_star_is_one_part_and_nothing_else_is_special(glob: str, name: str, ex
     ],
 )
 def test_braces_expand_to_each_choice_in_order(glob: str, expected: list[str]) -> None:
-    assert expand(glob) == expected
+    assert list(expand(glob)) == expected
 
 
 @pytest.mark.parametrize("glob", ["a.{b", "a}.b", "{a,{b,c}}", "}{"])

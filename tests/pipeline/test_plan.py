@@ -105,6 +105,21 @@ def test_without_vision_the_real_child_comes_out_to_the_byte(real: Parent, witho
     }
 
 
+def test_pieces_of_a_file_that_is_passed_on_are_made_when_they_are_asked_for(
+    real: Parent, with_vision: Plan
+) -> None:
+    """A plan holds none for them; each is its own source, and all are there, in file order."""
+    passed_on = [shard for shard in with_vision.shards if not shard.rewritten]
+    assert [shard.made for shard in passed_on] == [()] * 74
+    headers = {header.shard: header for header in real.headers}
+    for shard in passed_on:
+        assert shard.header is headers[shard.file]
+        assert [(piece.ref, piece.part) for piece in shard.pieces] == [
+            (ref, "bytes") for ref in shard.header.tensors
+        ]
+        assert all(piece.source is piece.ref and piece.action.kind == "copy" for piece in shard.pieces)
+
+
 def test_forty_seven_files_are_rewritten_and_the_others_passed_on(with_vision: Plan) -> None:
     assert [shard.file for shard in with_vision.shards if shard.rewritten] == [
         f"model-{int(number):05d}-of-00120.safetensors" for number in REWRITTEN.split()

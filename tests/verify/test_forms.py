@@ -14,10 +14,10 @@ from shardmill.verify.formats.catalogue import CATALOGUE, catalogue
 from shardmill.verify.formats.declared import declaration
 from shardmill.verify.formats.forms import codes
 from shardmill.verify.formats.matrices import can_decode, decoded, matrix_of, matrix_with_state
-from shardmill.verify.formats.opened import OpenFiles
 from shardmill.verify.formats.schemes import quantized
 from shardmill.verify.formats.table import FORMS
 from shardmill.verify.reading.checkpoint import open_checkpoint
+from shardmill.verify.reading.open_files import OpenFiles
 from shardmill.verify.rules.findings import Report
 from tests.verify.memory import Memory
 from tests.verify.mutants import files_of

@@ -10,12 +10,12 @@ import pytest
 import xxhash
 
 from shardmill.verify.formats.matrices import Matrix, decoded
-from shardmill.verify.formats.opened import OpenFiles
 from shardmill.verify.formats.schemes import quantized
 from shardmill.verify.questions.diff import diff
 from shardmill.verify.questions.integrity import integrity
 from shardmill.verify.questions.reproduce import reproduce
 from shardmill.verify.questions.roundtrip import Limits, roundtrip
+from shardmill.verify.reading.open_files import OpenFiles
 from shardmill.verify.reading.source import Folder
 from shardmill.verify.rules.findings import Report
 from tests.verify.zoo.clean import (

@@ -12,11 +12,12 @@ import pytest
 
 from shardmill.verify.reading import stream as streams
 from shardmill.verify.reading import threads
+from shardmill.verify.reading.file_pass import FileJob, Task
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.reading.processes import forked
 from shardmill.verify.reading.progress import Progress
 from shardmill.verify.reading.source import Folder
-from shardmill.verify.reading.stream import FileJob, Task, shared, stream
+from shardmill.verify.reading.stream import shared, stream
 
 
 def test_results_come_in_the_order_of_the_items() -> None:

@@ -8,7 +8,6 @@ import inspect
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -138,7 +137,7 @@ def test_in_totos_own_reader_takes_the_statement(signed: tuple[Path, Path], repo
     assert manifest is not None
     revision = "0" * 40 if repository else None
     parent = {"repository": repository, "revision": revision}
-    said = statement(replace(manifest, parent=parent, recipe_digests=("a" * 64,)), "1.2.3+local")
+    said = statement(manifest._replace(parent=parent, recipe_digests=("a" * 64,)), "1.2.3+local")
     read = Statement.copy_from_pb(ParseDict(said, Message()))
     read.validate()
     predicate = ParseDict(said["predicate"], provenance_pb2.Provenance())

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.verify.formats.matrices import can_decode, matrix_of, values
-from shardmill.verify.formats.opened import OpenFiles
 from shardmill.verify.formats.schemes import quantized
 from shardmill.verify.reading.checkpoint import open_checkpoint
+from shardmill.verify.reading.open_files import OpenFiles
 from shardmill.verify.rules.findings import Report
 from tests.verify.memory import Memory
 from tests.verify.zoo.encoders import blob

@@ -22,7 +22,7 @@ from shardmill.verify.questions.loads import LOADERS, RUNTIMES, loads
 @remote_options
 @output_options
 def loads_command(place: str, loader: str | None, runtime: str | None, output: Output) -> None:
-    """What becomes of the checkpoint in DIR in vLLM 0.33.0 and transformers 5.24, weight by weight?
+    """What becomes of the checkpoint in DIR in vLLM 0.33.0, transformers 5.24 and SGLang 0.5.23, weight by weight?
 
     \b
     Example: shardmill verify loads build/checkpoint --loader transformers

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from shardmill.verify.reading.limits import LIMITS, Limits
 from shardmill.verify.reading.parents import Parents
 from shardmill.verify.reading.progress import Heard
-from shardmill.verify.reading.remote import LIMITS, Limits
 from shardmill.verify.reading.source import Folder, Source
 from shardmill.verify.rules.findings import Report, printable
 

@@ -6,9 +6,8 @@ import functools
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import click
 
@@ -21,8 +20,7 @@ FORMS = ("text", "json", "sarif", "junit")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """What the user asked for: the form, whether what was not judged counts, and where a signed verdict goes."""
 
     form: str = "text"

@@ -7,12 +7,13 @@ bytes), `models/glm5next/common/attention.py` (pooled index, tail ring) and `mam
 from __future__ import annotations
 
 from dataclasses import replace
-from math import lcm
+from math import gcd, lcm
 
 from shardmill.verify.fit.cache_dtype import AUTO, served_dtype
 from shardmill.verify.fit.families import DRAFTED
 from shardmill.verify.fit.planner import LayerCache, ceil_div
 from shardmill.verify.fit.preset import KV_DTYPES, ROW_BYTES, STATE_BYTES, Preset
+from shardmill.verify.fit.ranks import check_ranks
 from shardmill.verify.fit.shape import ConfigError, Gqa, Layer, Linear, Mla, Shape, SparseMla
 from shardmill.verify.fit.sparse import sparse_rows
 
@@ -97,6 +98,7 @@ def check_planned(shape: Shape, preset: Preset) -> None:
             f"drafts of {shape.model_type} are not planned: config.json must name num_nextn_predict_layers, and the "
             f"family be one of {', '.join(DRAFTED)}; ask without the draft"
         )
+    check_ranks(shape, preset)
     preset = served(shape, preset)
     if preset.kv_dtype == "fp8_ds_mla" and shape.sparse is None:
         raise ConfigError("kv_cache_dtype fp8_ds_mla is planned for sparse latent attention alone")
@@ -189,11 +191,17 @@ def _sparse_caches(layer: SparseMla, preset: Preset, tokens: int) -> list[LayerC
     page = sparse_rows(layer, preset).page
     caches = [LayerCache("paged", tokens * row, tokens, stride_bytes=page * row or 1)]
     if layer.has_index:
-        stride = max(INDEX_PAGE_STATES[preset.sm]) * entry if layer.pool > 1 else 1
+        stride = _index_stride(layer, preset, tokens, entry) if layer.pool > 1 else 1
         caches.append(LayerCache("paged", tokens // layer.pool * entry, tokens, stride_bytes=stride))
     if layer.pool > 1:
         caches.append(_ring(layer, preset))
     return caches
+
+
+def _index_stride(layer: SparseMla, preset: Preset, tokens: int, entry: int) -> int:
+    """Blocks of pooled entries lie whole pages of the kernel apart, unless a block is one such page."""
+    page = gcd(layer.pool * max(INDEX_PAGE_STATES[preset.sm]), tokens)
+    return 1 if page == tokens else page // layer.pool * entry
 
 
 def _ring(layer: SparseMla, preset: Preset) -> LayerCache:

@@ -95,6 +95,8 @@ class Shape:
     moe_inter: int
     residual_streams: int
     cache_dtype: str = AUTO
+    heads: int = 0  # of queries, of all ranks together; 0 where config.json does not say
+    vision_heads: int = 0
 
     @property
     def is_hybrid(self) -> bool:
@@ -146,7 +148,17 @@ def _read_shape(config: Config) -> Shape:
         moe_inter=_count(text, "moe_intermediate_size") or _count(text, "intermediate_size"),
         residual_streams=_count(text, "hc_mult", 4) if text.get("mhc") else 1,
         cache_dtype=declared_dtype(config, text, text.get("kv_lora_rank") is not None),
+        heads=_count(text, "num_attention_heads"),
+        vision_heads=_vision_heads(config),
     )
+
+
+def _vision_heads(config: Config) -> int:
+    """Heads of the vision tower, 0 without one."""
+    vision = config.get("vision_config")
+    if not isinstance(vision, dict):
+        return 0
+    return _count(vision, "num_heads") or _count(vision, "num_attention_heads")
 
 
 # Kinds of RoPE scaling whose factor does not lengthen max_position_embeddings, which tells the scaled length already.

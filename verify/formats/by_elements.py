@@ -15,10 +15,11 @@ from math import isfinite, prod
 import numpy as np
 
 from shardmill.verify.formats.linear import F32, FLAT, U8, Linear, Shape
-from shardmill.verify.formats.opened import OpenFiles, floats
+from shardmill.verify.formats.opened import floats
 from shardmill.verify.reading import bounded_json
 from shardmill.verify.reading.bounded_json import BadJsonError
 from shardmill.verify.reading.header import Tensor
+from shardmill.verify.reading.open_files import OpenFiles
 
 BY_ELEMENTS = FLAT
 STATE_BYTES_MAX = 4_096

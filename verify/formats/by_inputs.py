@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from shardmill.verify.formats.forms.codes import AWQ_ORDER, words
 from shardmill.verify.formats.linear import F32, U8, Linear, bits_of
-from shardmill.verify.formats.opened import OpenFiles, floats
+from shardmill.verify.formats.opened import floats
 from shardmill.verify.reading.header import DTYPE_BITS, Tensor
+from shardmill.verify.reading.open_files import OpenFiles
 
 BY_INPUTS = ("gptq", "awq")
 INPUTS = 32  # whole words of every width of code

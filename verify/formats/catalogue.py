@@ -9,9 +9,9 @@ from shardmill.verify.formats.by_elements import BY_ELEMENTS
 from shardmill.verify.formats.by_inputs import BY_INPUTS
 from shardmill.verify.formats.formulas import FORMULAS, PROOFS
 from shardmill.verify.formats.linear import GROUP, SCALE_DTYPES, Form
+from shardmill.verify.formats.look import BLOCKED
 from shardmill.verify.formats.table import FORMS
 from shardmill.verify.formats.values import CODE_LAWS
-from shardmill.verify.questions.block_scales import BLOCKED
 
 CATALOGUE = "docs/verify-forms.md"
 

@@ -7,8 +7,7 @@ Config names may be a loader's rather than the checkpoint's; `MAPPINGS` are the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardmill.verify.formats.excludes import Excludes
 from shardmill.verify.rules.findings import Finding
@@ -52,16 +51,14 @@ COMPRESSED_KINDS: Mapping[tuple[str, str], tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """What the config claims for one module: the algorithm and, where it has one, the side of a block or a group."""
 
     algo: str
     group: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Declaration:
+class Declaration(NamedTuple):
     method: str
     algo: str
     entries: Mapping[str, Entry] | None  # module -> claim, where modules are listed one by one

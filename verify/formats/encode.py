@@ -13,7 +13,6 @@ recover/1  a scale and codes that decode (f32 product, rounded to BF16) to the b
 
 from __future__ import annotations
 
-from fractions import Fraction
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -81,6 +80,8 @@ def bf16_at_least(scale: np.float32) -> np.float32:
 
 
 def _power_of_two(amax: Any) -> np.float32:
+    from fractions import Fraction  # with its decimals a tenth of what a question imports
+
     wanted = Fraction(float(amax)) / 448
     exponent = -127
     while Fraction(2) ** exponent < wanted:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import translate
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from shardmill.verify.formats.fused import PART_NUMBER
 from shardmill.verify.rules.findings import Finding
@@ -33,8 +33,7 @@ _REPEATS_MAX = 3
 _NUMBER = re.compile(r"(?<![A-Za-z_\d])\d")
 
 
-@dataclass(frozen=True, slots=True)
-class Pattern:
+class Pattern(NamedTuple):
     """One entry of the list."""
 
     text: str

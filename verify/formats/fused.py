@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(NamedTuple):
     fused: str
     members: tuple[str, ...]
     only_with: str  # a member of this name must be there, else another row holds

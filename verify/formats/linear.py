@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,10 +61,16 @@ class Linear:
     weight: Tensor | None
     scales: Mapping[str, Tensor]
     extras: Mapping[str, Tensor] = field(default_factory=dict)  # zeros and tables of indices, by leaf
+    grid: Tensor | None = field(init=False)  # the scale that has one entry a block
+    shape: Shape = field(init=False)  # decoded; of GPTQ and AWQ [inputs, outputs], as they store it
 
-    @property
-    def shape(self) -> Shape:
-        """Of the weight decoded; of GPTQ and AWQ [inputs, outputs], as they store it."""
+    def __post_init__(self) -> None:
+        """Every question asks for both, again and again."""
+        grid = next((leaf for leaf in GRIDS if leaf in self.scales), "")
+        object.__setattr__(self, "grid", self.scales.get(grid))
+        object.__setattr__(self, "shape", self._shape())
+
+    def _shape(self) -> Shape:
         if self.weight is None:
             return ()
         shape = self.weight.shape
@@ -75,14 +81,6 @@ class Linear:
         if self.kind in INTEGER_SHAPES:
             return INTEGER_SHAPES[self.kind](self)
         return shape
-
-    @property
-    def grid(self) -> Tensor | None:
-        """The scale that has one entry a block."""
-        for leaf in GRIDS:
-            if leaf in self.scales:
-                return self.scales[leaf]
-        return None
 
     @property
     def float_name(self) -> str:
@@ -155,8 +153,7 @@ def ones(shape: Shape) -> bool:
     return all(dim == 1 for dim in shape)
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
+class Form(NamedTuple):
     """One number format: how its parts must fit together, how its codes become numbers, how deeply it is judged."""
 
     kind: str

@@ -27,11 +27,12 @@ from shardmill.verify.formats.declared import Declaration
 from shardmill.verify.formats.forms.codes import e5m2
 from shardmill.verify.formats.forms.whole_fp8 import rows_of_parts
 from shardmill.verify.formats.linear import SECOND, Linear, bits_of, ones
-from shardmill.verify.formats.opened import OpenFiles, floats, scalar, scale_values
+from shardmill.verify.formats.opened import floats, scalar, scale_values
 from shardmill.verify.formats.table import FORMS
 from shardmill.verify.formats.zero_points import by_columns, fits, zeros_of
 from shardmill.verify.reading.header import DTYPE_BITS, Tensor
 from shardmill.verify.reading.manifest import Manifest
+from shardmill.verify.reading.open_files import OpenFiles
 
 F32: TypeAlias = NDArray[np.float32]
 COLUMNS_MAX = 1 << 22  # a row is the least that is held

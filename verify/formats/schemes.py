@@ -7,6 +7,7 @@ per tensor, whatever its maker calls it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 
 from shardmill.verify.formats.forms import bitsandbytes, gptq
 from shardmill.verify.formats.forms.whole_fp8 import PARTS_MAX
@@ -61,14 +62,21 @@ def split_name(name: str) -> tuple[str, str]:
         return module.removesuffix(".weight"), leaf
     if leaf in _STATES and module.endswith(".weight.quant_state"):
         return module.removesuffix(".weight.quant_state"), _STATES[leaf]
+    stem, meaning = _stem(leaf)
+    return (f"{module}.{stem}" if stem else module), meaning
+
+
+@lru_cache(4096)
+def _stem(leaf: str) -> tuple[str, str]:
+    """(what of a leaf belongs to the module's name, what is left of it)"""
     if leaf in SCALE_DTYPES:
-        return module, leaf
+        return "", leaf
     if leaf.endswith("proj_scale"):  # of a stack of experts, whose codes have no `.weight`
-        return f"{module}.{leaf.removesuffix('_scale')}", "weight_scale"
+        return leaf.removesuffix("_scale"), "weight_scale"
     for ending, meaning in _FUSED.items():
         if leaf.endswith(ending) and leaf != ending:
-            return f"{module}.{leaf.removesuffix(ending)}", meaning
-    return module, leaf
+            return leaf.removesuffix(ending), meaning
+    return "", leaf
 
 
 def is_scale(name: str) -> bool:
@@ -117,15 +125,24 @@ def _beside_codes(module: str, leaf: str, tensor: Tensor, tensors: Mapping[str, 
 
 
 def _linear(module: str, tensors: Mapping[str, Tensor], parts: Mapping[str, Tensor]) -> Linear:
-    scales = {leaf: tensor for leaf, tensor in parts.items() if leaf in SCALE_DTYPES}
-    extras = {leaf: tensor for leaf, tensor in parts.items() if leaf in EXTRAS}
-    weight = next((tensors[module + end] for end in _CODES_ENDS if module + end in tensors), None)
+    scales, extras = parts, dict[str, Tensor]()
+    if not parts.keys() <= SCALE_DTYPES.keys():
+        scales = {leaf: tensor for leaf, tensor in parts.items() if leaf in SCALE_DTYPES}
+        extras = {leaf: tensor for leaf, tensor in parts.items() if leaf in EXTRAS}
+    weight = _codes(module, tensors)
     if weight is None or (weight.dtype in FLOATS and f"{module}.qweight" not in tensors):
         return Linear(module, "orphan", None, scales, extras)
     if weight.dtype == "U8" and "absmax" in scales:
         kind = "bnb-fp4" if "quant_state_fp4" in extras else "nf4"
         return Linear(module, kind, weight, scales, extras)
     return Linear(module, _kind(weight, scales), weight, scales, extras)
+
+
+def _codes(module: str, tensors: Mapping[str, Tensor]) -> Tensor | None:
+    for end in _CODES_ENDS:
+        if (weight := tensors.get(module + end)) is not None:
+            return weight
+    return None
 
 
 _RECOGNIZED = tuple((form.kind, form.recognize) for form in FORMS.values() if form.recognize)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,13 +27,33 @@ Test = tuple[
 ]  # slug, what is expected, which elements are bad
 
 
-@dataclass(frozen=True, slots=True)
-class ValueRule:
+class ValueRule(NamedTuple):
     """What the elements of a tensor must be."""
 
     dtype: np.dtype[Any]
     suspicious: Callable[[Elements], bool]
     tests: tuple[Test, ...]
+
+    def holds(self, data: NDArray[np.uint8]) -> bool:
+        """Whether these bytes are whole elements that lie in place, none of them suspicious."""
+        elements = self.elements(data)
+        return elements is not None and not self.suspicious(elements)
+
+    def elements(self, data: NDArray[np.uint8]) -> Elements | None:
+        """The elements in these bytes; None where they are not whole or do not lie in place."""
+        if self.dtype.itemsize == 1:
+            return data
+        if len(data) % self.dtype.itemsize:
+            return None
+        elements = data.view(self.dtype)
+        return elements if elements.flags.aligned else None
+
+
+def _between(bits: Elements, low: int, high: int) -> bool:
+    """Whether all lie between `low` and `high`, both left out. Most scales of a checkpoint are one number."""
+    if len(bits) == 1:
+        return bool(low < bits.item() < high)
+    return bool(bits.min() > low and bits.max() < high)
 
 
 def _float_scales(dtype: str, infinity: int, magnitude: int) -> ValueRule:
@@ -42,7 +62,7 @@ def _float_scales(dtype: str, infinity: int, magnitude: int) -> ValueRule:
 
     return ValueRule(
         np.dtype(dtype),
-        lambda bits: bool(bits.min() <= 0 or bits.max() >= infinity),
+        lambda bits: not _between(bits, 0, infinity),
         (
             ("scale-not-finite", "a finite scale", lambda bits: ~finite(bits)),
             ("scale-not-positive", "a scale above zero", lambda bits: (bits <= 0) & finite(bits)),
@@ -209,13 +229,11 @@ class ElementCheck:
         return elements
 
     def _elements(self, strip: NDArray[np.uint8]) -> Elements:
-        width = self.law.dtype.itemsize
-        if width == 1:
-            return strip
-        if not self._rest and len(strip) % width == 0 and strip.ctypes.data % width == 0:
-            return strip.view(self.law.dtype)
+        elements = self.law.elements(strip) if not self._rest else None
+        if elements is not None:
+            return elements
         data = self._rest + strip.tobytes()  # strips end anywhere, elements don't
-        whole = len(data) - len(data) % width
+        whole = len(data) - len(data) % self.law.dtype.itemsize
         self._rest = data[whole:]
         return np.frombuffer(data[:whole], self.law.dtype)
 

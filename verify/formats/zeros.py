@@ -32,8 +32,7 @@ class ZeroRuns:
     def feed(self, strip: U8) -> None:
         if not len(strip):
             return
-        words = strip[: len(strip) // 8 * 8].view("<u8")
-        if self.least >= RUN_BYTES_MIN and len(words) and bool(words[::STEP].all()) and strip[-1]:
+        if no_run(strip, self.least) and strip[-1]:
             self._close(self._seen + _leading(strip) if self._open else self._seen)
             self._seen += len(strip)
             return
@@ -64,6 +63,12 @@ class ZeroRuns:
     def finish(self) -> tuple[Run, ...]:
         self._close(self._seen)
         return tuple(self.runs)
+
+
+def no_run(strip: U8, least: int = RUN_BYTES_MIN) -> bool:
+    """Whether the words that are looked at show that no run lies in this strip alone."""
+    words = strip[: len(strip) // 8 * 8].view("<u8")
+    return bool(len(words)) and bool(words[:: least // 16].all())
 
 
 def _leading(strip: U8) -> int:

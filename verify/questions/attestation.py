@@ -23,9 +23,10 @@ from shardmill.verify.questions.dsse import (
     unseal,
 )
 from shardmill.verify.questions.provenance import BUILDER, STATEMENT, this_version
+from shardmill.verify.reading.file_pass import FileJob
 from shardmill.verify.reading.manifest import canonical
 from shardmill.verify.reading.source import Folder
-from shardmill.verify.reading.stream import FileJob, stream
+from shardmill.verify.reading.stream import stream
 from shardmill.verify.rules.findings import Finding, Report
 
 VERDICT = "pkg:generic/shardmill/verdict@1"

@@ -20,8 +20,9 @@ from shardmill.verify.formats.schemes import Linear, quantized
 from shardmill.verify.questions.coverage import form_of
 from shardmill.verify.questions.provenance import BUILDER, this_version
 from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
+from shardmill.verify.reading.file_pass import FileJob
 from shardmill.verify.reading.source import Folder, read
-from shardmill.verify.reading.stream import FileJob, stream
+from shardmill.verify.reading.stream import stream
 from shardmill.verify.rules.findings import Finding, Report, printable
 
 README_BYTES_MAX = 64 << 10

@@ -8,22 +8,22 @@ Tools give a block of zeros a scale of their own, one of ZERO_BLOCK_SCALES or on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardmill.verify.formats.declared import Declaration
+from shardmill.verify.formats.declared import declaration
 from shardmill.verify.formats.linear import EXPONENTS, F32, Linear
-from shardmill.verify.formats.look import Sightings
+from shardmill.verify.formats.look import BLOCKED, Sightings
 from shardmill.verify.formats.matrices import Matrix, can_decode, decoded, matrix_of, strips
-from shardmill.verify.formats.opened import OpenFiles, scale_values
+from shardmill.verify.formats.opened import scale_values
 from shardmill.verify.formats.zeros import Run
 from shardmill.verify.reading.checkpoint import Checkpoint
+from shardmill.verify.reading.open_files import OpenFiles
 from shardmill.verify.rules.findings import Finding
 
-BLOCKED = ("fp8-block", "fp8-grid", "mxfp8", "mxfp4", "gpt-oss", "nvfp4", "ct-nvfp4")
 # 1 (shardmill, ModelOpt), the epsilons of E4M3, BF16 and F32 (compressed-tensors)
 ZERO_BLOCK_SCALES = (1.0, 0.125, 2.0**-7, 2.0**-23)
 LIVE_RATIO = 16.0  # a scale within this ratio of the weight's median is meant for codes
@@ -83,12 +83,13 @@ def _pieces(begin: int, end: int, width: int) -> Iterator[tuple[int, int, int]]:
 
 
 def block_looks(
-    checkpoint: Checkpoint, linears: Iterable[Linear], declared: Declaration | None, sightings: Sightings
+    checkpoint: Checkpoint, linears: Iterable[Linear], sightings: Sightings
 ) -> Iterator[BlockLook]:
     """Every weight that the pass over the bytes made a suspect, read again."""
     suspects = [linear for linear in linears if _suspect(linear, sightings)][:WEIGHTS_MAX]
     if not suspects:
         return
+    declared = declaration(checkpoint.quantization)[0] if checkpoint.quantization else None
     with OpenFiles(checkpoint.source) as opened:
         for linear in suspects:
             tensors = [*linear.scales.values(), *([linear.weight] if linear.weight else [])]
@@ -99,13 +100,12 @@ def block_looks(
 
 
 def _suspect(linear: Linear, sightings: Sightings) -> bool:
-    if linear.kind not in BLOCKED or linear.weight is None or linear.grid is None or not can_decode(linear):
+    if linear.kind not in BLOCKED or linear.weight is None or linear.grid is None:
         return False
-    if linear.weight.name in sightings.runs and sightings.runs[linear.weight.name] == (
-        (0, linear.weight.bytes),
-    ):
+    weight = linear.weight
+    if weight.name not in sightings.zero_blocks and linear.grid.name not in sightings.zero_scales:
         return False
-    return linear.weight.name in sightings.zero_blocks or linear.grid.name in sightings.zero_scales
+    return sightings.runs.get(weight.name) != ((0, weight.bytes),) and can_decode(linear)
 
 
 def _look(matrix: Matrix, opened: OpenFiles) -> BlockLook | None:
@@ -152,15 +152,3 @@ PACKED_CODES = ("mxfp4", "gpt-oss", "nvfp4", "ct-nvfp4")
 def _where(bad: NDArray[np.bool_]) -> str:
     row, column = np.argwhere(bad)[0]
     return f"{int(bad.sum()):,} of {bad.size:,} blocks, the first at [{row}, {column}]"
-
-
-def block_bytes(
-    linear: Linear, by_kind: Mapping[str, int] = {"nvfp4": 8, "ct-nvfp4": 8, "mxfp4": 16, "gpt-oss": 16}
-) -> int:
-    """Bytes of one row of a block of codes; 0 for a format whose blocks are not held to their scales."""
-    if linear.kind not in BLOCKED or linear.weight is None or linear.grid is None or not linear.grid.shape:
-        return 0
-    if linear.kind == "mxfp8":
-        return 32
-    columns = linear.shape[-1] if linear.shape else 0
-    return by_kind.get(linear.kind) or max(columns // max(linear.grid.shape[-1], 1), 8)

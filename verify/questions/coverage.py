@@ -113,6 +113,7 @@ def _unseen(tensor: Tensor, linear: Linear | None, seen: Collection[str]) -> str
         return HEADERS_ALONE
     if form is not None and form.lacks:
         return f"all but {', '.join(form.lacks)}"
-    scales = linear.scales.values() if linear is not None else ()
-    lost = sorted(split_name(scale.name)[1] for scale in scales if scale.bytes and scale.name not in seen)
-    return f"its codes, not {', '.join(lost)}" if lost else ""
+    if linear is None:
+        return ""
+    lost = [scale.name for scale in linear.scales.values() if scale.name not in seen and scale.bytes]
+    return f"its codes, not {', '.join(sorted(split_name(name)[1] for name in lost))}" if lost else ""

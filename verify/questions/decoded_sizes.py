@@ -24,9 +24,9 @@ from shardmill.verify.formats.matrices import (
     matrix_with_state,
     values,
 )
-from shardmill.verify.formats.opened import OpenFiles
 from shardmill.verify.reading.checkpoint import Checkpoint
 from shardmill.verify.reading.header import Tensor
+from shardmill.verify.reading.open_files import OpenFiles
 from shardmill.verify.rules.findings import UnreadableError
 
 WEIGHTS_MAX = 8_192

@@ -16,12 +16,13 @@ from shardmill.verify.formats.values import place_of
 from shardmill.verify.questions.pairs import pairs_of
 from shardmill.verify.questions.roundtrip import loss_of
 from shardmill.verify.reading.checkpoint import INDEX_SUFFIX, Checkpoint, open_checkpoint
+from shardmill.verify.reading.file_pass import FileJob, Task
 from shardmill.verify.reading.header import DTYPE_BITS, Tensor
 from shardmill.verify.reading.manifest import MANIFEST
 from shardmill.verify.reading.parents import open_parent
 from shardmill.verify.reading.progress import Progress
 from shardmill.verify.reading.source import Source, read
-from shardmill.verify.reading.stream import FileJob, Task, stream
+from shardmill.verify.reading.stream import stream
 from shardmill.verify.reading.threads import pinned
 from shardmill.verify.rules.findings import Finding, Report, UnreadableError
 

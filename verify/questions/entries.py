@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from shardmill.verify.formats.declared import (
     ALGO_KINDS,
@@ -62,7 +62,7 @@ def _packed_otherwise(checkpoint: Checkpoint) -> bool:
 def _listed(
     checkpoint: Checkpoint, declared: Declaration, entries: Mapping[str, Entry], linears: Mapping[str, Linear]
 ) -> Iterator[Finding]:
-    parents = {parent for module in linears for parent in _parents(module)}
+    parents = _all_parents(linears)
     claimed: set[str] = set()
     banks: set[str] = set()
     for name, entry in entries.items():
@@ -92,6 +92,17 @@ def _parents(module: str) -> Iterator[str]:
     while "." in module and module.count(".") < PARTS_MAX:
         module = module.rpartition(".")[0]
         yield module
+
+
+def _all_parents(modules: Iterable[str]) -> set[str]:
+    """Of a module whose parent is known already, all that is above is known too."""
+    found: set[str] = set()
+    for module in modules:
+        for parent in _parents(module):
+            if parent in found:
+                break
+            found.add(parent)
+    return found
 
 
 def _what_is_there(checkpoint: Checkpoint, module: str) -> str:

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from shardmill.verify.formats.fused import kind_of
 from shardmill.verify.formats.linear import F32, FLOATS
 from shardmill.verify.formats.matrices import Matrix, strips, values
-from shardmill.verify.formats.opened import OpenFiles
 from shardmill.verify.questions.companions import container_of
 from shardmill.verify.questions.pairs import INTEGERS, Pair
 from shardmill.verify.reading.checkpoint import Checkpoint
+from shardmill.verify.reading.open_files import OpenFiles
 from shardmill.verify.rules.findings import Finding
 
 SAMPLE_STRETCHES, SAMPLE_ROWS = 4, 32

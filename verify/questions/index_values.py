@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from shardmill.verify.formats.by_elements import state_of, state_tensor
 from shardmill.verify.formats.forms.bitsandbytes import TABLES
 from shardmill.verify.formats.linear import FLAT, Linear
-from shardmill.verify.formats.opened import OpenFiles
 from shardmill.verify.reading.checkpoint import Checkpoint
 from shardmill.verify.reading.header import Tensor
+from shardmill.verify.reading.open_files import OpenFiles
 from shardmill.verify.rules.findings import Finding
 
 INDEX_BYTES_MAX = 4 << 20

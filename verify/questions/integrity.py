@@ -6,37 +6,36 @@ the parent, that nothing was lost and that carried tensors are the parent's byte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardmill.verify.formats.encode import RECIPES
-from shardmill.verify.formats.look import Look, Plan, Sightings
+from shardmill.verify.formats.look import Plan, Sightings
 from shardmill.verify.formats.schemes import Linear, grid_of, pair_faults, quantized
-from shardmill.verify.questions.beside_parent import beside_parent
 from shardmill.verify.questions.coverage import coverage_of
 from shardmill.verify.questions.entries import entry_faults
-from shardmill.verify.questions.lint_config import tied_pair
-from shardmill.verify.questions.lint_names import names_of
 from shardmill.verify.questions.looks import plans_of, sight_faults
-from shardmill.verify.questions.parentage import Parentage, parentage
 from shardmill.verify.questions.side_files import side_faults
 from shardmill.verify.questions.structure import structure_faults
+from shardmill.verify.questions.tied import tied_pair
 from shardmill.verify.reading.checkpoint import Checkpoint, is_plain_path, open_checkpoint
+from shardmill.verify.reading.file_pass import FileJob, Task
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.reading.manifest import MANIFEST, Manifest
 from shardmill.verify.reading.progress import Progress
 from shardmill.verify.reading.source import Source
-from shardmill.verify.reading.stream import FileJob, FileResult, Task, stream
+from shardmill.verify.reading.stream import FileResult, stream, streaming
 from shardmill.verify.rules.findings import Finding, Report
+
+if TYPE_CHECKING:
+    from shardmill.verify.questions.parentage import Parentage
 
 SMALL_BYTES_MAX = 4 << 20  # of files whose sha256 a remote place does not state; these are read
 # Signatures and provenance are made after the manifest and vouch for it; they can't be listed in it.
 AFTER_THE_MANIFEST = ("model.sig", "provenance.intoto.json", "provenance.intoto.jsonl")
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(NamedTuple):
     """A checkpoint with what is judged about it."""
 
     checkpoint: Checkpoint
@@ -57,26 +56,24 @@ def integrity(
     """
     report = Report("integrity")
     headers_only = read_data is False or (read_data is None and source.remote)
-    opened = _open(source, report, headers_only)
-    origin = parentage(opened.checkpoint, opened.linears, parent, report) if parent is not None else None
-    if origin is None:
-        report.leaves_out("parent", "no --parent given")
-    else:
-        report.add(*beside_parent(opened.checkpoint, origin.parent, report))
+    checkpoint = open_checkpoint(source, report)
+    linears = quantized(checkpoint.tensors)
     if headers_only:
+        _headers(checkpoint, linears, report)
+        _beside(checkpoint, linears, parent, report)
         for topic in ("scales", "codes", "floats"):
             report.leaves_out(topic, "headers only")
-        report.coverage = coverage_of(opened.checkpoint, opened.linears, None)
-        _stated_digests(opened.checkpoint, report)
+        report.coverage = coverage_of(checkpoint, linears, None)
+        _stated_digests(checkpoint, report)
     else:
-        _data(opened, origin, parent, report, progress)
-    report.fine = _fine(opened.checkpoint, report)
+        opened = Opened(checkpoint, linears, plans_of(checkpoint, linears), Sightings())
+        _data(opened, parent, report, progress)
+    report.fine = _fine(checkpoint, report)
     return report
 
 
-def _open(source: Source, report: Report, headers_only: bool) -> Opened:
-    checkpoint = open_checkpoint(source, report)
-    linears = quantized(checkpoint.tensors)
+def _headers(checkpoint: Checkpoint, linears: dict[str, Linear], report: Report) -> None:
+    """All that names, dtypes, shapes and the small files show."""
     report.add(
         *structure_faults(checkpoint), *side_faults(checkpoint, report), *pair_faults(linears.values())
     )
@@ -92,8 +89,21 @@ def _open(source: Source, report: Report, headers_only: bool) -> Opened:
         report.leaves_out("digests", f"{MANIFEST} cannot be used")
     else:
         report.leaves_out("digests", f"there is no {MANIFEST}")
-    plans = {} if headers_only else plans_of(checkpoint, linears)
-    return Opened(checkpoint, linears, plans, Sightings())
+
+
+def _beside(
+    checkpoint: Checkpoint, linears: dict[str, Linear], parent: Source | None, report: Report
+) -> Parentage | None:
+    """What the parent's headers and small files show; None without a parent."""
+    if parent is None:
+        report.leaves_out("parent", "no --parent given")
+        return None
+    from shardmill.verify.questions.beside_parent import beside_parent  # a third of what is imported here
+    from shardmill.verify.questions.parentage import parentage
+
+    origin = parentage(checkpoint, linears, parent, report)
+    report.add(*beside_parent(checkpoint, origin.parent, report))
+    return origin
 
 
 def _manifest_faults(checkpoint: Checkpoint, manifest: Manifest) -> Iterator[Finding]:
@@ -151,21 +161,41 @@ def _sides(shape: tuple[int, ...]) -> list[int]:
 
 
 def _data(
-    opened: Opened,
-    origin: Parentage | None,
-    parent: Source | None,
-    report: Report,
-    progress: Callable[[int, int], None],
+    opened: Opened, parent: Source | None, report: Report, progress: Callable[[int, int], None]
 ) -> None:
-    checkpoint = opened.checkpoint
+    """Headers and data. Without a parent the headers are judged while other processes read the data."""
+    checkpoint, linears = opened.checkpoint, opened.linears
+    origin = None
+    if parent is not None:
+        _headers(checkpoint, linears, report)
+        origin = _beside(checkpoint, linears, parent, report)
     jobs = list(_jobs(opened, origin))
-    looked_at = {
-        task.tensor.name for job in jobs for task in job.tasks if task.watch or task.twin is not None
-    }
-    report.coverage = coverage_of(checkpoint, opened.linears, looked_at)
     sources = origin.source_jobs() if origin is not None else []
     done = Progress(sum(job.bytes for job in (*jobs, *sources)), progress)
-    results = stream(checkpoint.source, jobs, parent, done)
+    with streaming(checkpoint.source, jobs, parent, done) as results:
+        if parent is None:
+            _headers(checkpoint, linears, report)
+            _beside(checkpoint, linears, parent, report)
+        report.coverage = coverage_of(checkpoint, linears, _looked_at(jobs))
+        found = results()
+    _judge(opened, found, report)
+    if origin is not None and parent is not None:
+        report.add(*origin.source_faults(stream(parent, sources, None, done)))
+        report.checks("parent")
+
+
+def _looked_at(jobs: Iterable[FileJob]) -> set[str]:
+    return {
+        task.tensor.name
+        for job in jobs
+        for task in job.tasks
+        if task.watch is not None or task.twin is not None
+    }
+
+
+def _judge(opened: Opened, results: dict[str, FileResult], report: Report) -> None:
+    """What the pass over the data found."""
+    checkpoint = opened.checkpoint
     for result in results.values():
         report.add(*result.findings)
         for name, sighting in result.outcomes.items():
@@ -181,14 +211,11 @@ def _data(
     report.checks("codes")
     report.checks("floats")
     _say_digests(checkpoint, report)
-    if origin is not None and parent is not None:
-        report.add(*origin.source_faults(stream(parent, sources, None, done)))
-        report.checks("parent")
 
 
 def _tied(opened: Opened) -> tuple[Tensor, Tensor] | None:
     checkpoint = opened.checkpoint
-    return tied_pair(names_of(checkpoint, opened.linears, None)) if checkpoint.config else None
+    return tied_pair(checkpoint) if checkpoint.config else None
 
 
 def _tied_faults(opened: Opened, results: dict[str, FileResult]) -> Iterator[Finding]:
@@ -259,8 +286,7 @@ def _task(tensor: Tensor, digest: bool, opened: Opened, twins: dict[str, Tensor]
     plan = (
         plan if plan is not None and plan.tensor == tensor else None
     )  # of a name that two files have, the one that counts
-    watch = partial(Look, plan) if plan is not None else None
-    return Task(tensor, digest, watch, twin) if digest or watch or twin is not None else None
+    return Task(tensor, digest, plan, twin) if digest or plan is not None or twin is not None else None
 
 
 def _digest_faults(manifest: Manifest, result: FileResult) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from shardmill.verify.formats.declared import CONFIG
 from shardmill.verify.formats.linear import FLAT, FLOATS, Linear
 from shardmill.verify.formats.schemes import split_name
 from shardmill.verify.questions.lint_names import Names
+from shardmill.verify.questions.tied import EMBEDDING, TOWER, tied
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.rules.findings import Finding
 
@@ -27,9 +28,6 @@ _EMBEDDING = re.compile(
 _HEAD = re.compile(
     r"(^|\.)(lm_head|head|output|embed_out|output_layer|score|classifier|cls|lm_head\.\w+|decoder)"
     r"\.(\w+\.)*(weight|weight_packed|qweight|linear)$"
-)
-_TOWER = re.compile(
-    r"(^|\.)(vision|visual|audio|vpm|apm|tts|talker|code2wav|tower|encoder|image|speech|siglip|draft|mtp|dflash|eagle)"
 )
 _PROJECTION = re.compile(
     r"^(?P<front>.*\blayers\.\d+)\.(?P<part>self_attn|attention|mlp|feed_forward)\.(?P<leaf>[qkvo]_proj|gate_proj|up_proj|down_proj)"
@@ -57,7 +55,7 @@ def _trunk_shapes(names: Names) -> dict[tuple[str, str], dict[str, tuple[Shape, 
     found: dict[tuple[str, str], dict[str, tuple[Shape, Tensor]]] = {}
     for tensor in names.checkpoint.tensors.values():
         match = _PROJECTION.match(tensor.name) if ".experts." not in tensor.name else None
-        if match is None or _TOWER.search(match["front"]):
+        if match is None or TOWER.search(match["front"]):
             continue
         linear = names.linears.get(split_name(tensor.name)[0])
         if not _decodes_to_its_shape(names, linear, tensor) or (linear is not None and linear.kind in FLAT):
@@ -96,7 +94,7 @@ def _sizes(
     hidden = _number(config, "hidden_size", "n_embd", "d_model", "dim")
     vocabulary = _number(config, "vocab_size")
     for tensor in names.checkpoint.tensors.values():
-        if _EMBEDDING.search(tensor.name) and len(tensor.shape) == 2 and not _TOWER.search(tensor.name):
+        if EMBEDDING.search(tensor.name) and len(tensor.shape) == 2 and not TOWER.search(tensor.name):
             if (
                 vocabulary
                 and tensor.shape[0] < vocabulary
@@ -208,16 +206,6 @@ def _routers(names: Names) -> Iterator[Finding]:
             yield _wrong(tensor, "experts", experts, f"{rows:,} rows of the router")
 
 
-def tied(config: Mapping[str, Any], text: Mapping[str, Any]) -> bool | None:
-    """What the config says of tied embeddings, None where it says nothing or two things."""
-    said = {
-        place["tie_word_embeddings"]
-        for place in (config, text)
-        if isinstance(place.get("tie_word_embeddings"), bool)
-    }
-    return said.pop() if len(said) == 1 else None
-
-
 def _ends(names: Names) -> Iterator[Finding]:
     """A model that generates has an embedding, and a head of its own unless it is tied."""
     config = names.checkpoint.config
@@ -229,20 +217,8 @@ def _ends(names: Names) -> Iterator[Finding]:
     ):
         return
     ends = [name for name in names.checkpoint.tensors if "weight" in name and len(name) <= NAME_CHARS_MAX]
-    if not any(_EMBEDDING.search(name) or "embed" in name for name in ends):
+    if not any(EMBEDDING.search(name) or "embed" in name for name in ends):
         yield Finding("embedding-missing", "", "", "an embedding, such as model.embed_tokens.weight", "none")
     has_head = any(_HEAD.search(name) and not re.search(r"\.(layers|h|blocks)\.\d", name) for name in ends)
-    if not has_head and tied(config, names.text_config) is False:
+    if not has_head and tied(config) is False:
         yield Finding("head-missing", "", "lm_head.weight", "a head, as tie_word_embeddings is false", "none")
-
-
-def tied_pair(names: Names) -> tuple[Tensor, Tensor] | None:
-    """(head, embedding) that a tied model stores twice, of one dtype and shape: they must be equal."""
-    if tied(names.checkpoint.config, names.text_config) is not True:
-        return None
-    tensors = names.checkpoint.tensors
-    head = next((t for n, t in tensors.items() if n.endswith("lm_head.weight")), None)
-    embedding = next((t for n, t in tensors.items() if _EMBEDDING.search(n) and not _TOWER.search(n)), None)
-    if head is None or embedding is None or (head.dtype, head.shape) != (embedding.dtype, embedding.shape):
-        return None
-    return (head, embedding) if head.dtype in FLOATS else None

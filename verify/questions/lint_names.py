@@ -15,6 +15,7 @@ from shardmill.verify.formats.fused import fused_groups, fused_names, kind_of
 from shardmill.verify.formats.schemes import FLOATS, Linear
 from shardmill.verify.questions.loads_vllm import float_modules
 from shardmill.verify.questions.stacks import Stacks, stacks_of
+from shardmill.verify.questions.tied import text_of
 from shardmill.verify.reading.checkpoint import Checkpoint
 from shardmill.verify.rules.findings import Finding
 
@@ -48,8 +49,7 @@ class Names:
 
     @property
     def text_config(self) -> Mapping[str, object]:
-        text = self.checkpoint.config.get("text_config")
-        return text if isinstance(text, dict) else self.checkpoint.config
+        return text_of(self.checkpoint.config)
 
     @property
     def whole(self) -> bool:

@@ -6,17 +6,19 @@ tests that need it installed. Where there is no table for a loader, the question
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from shardmill.verify.formats.transformers_modules import template
-from shardmill.verify.questions import loads_transformers, loads_vllm
+from shardmill.verify.questions import loads_sglang, loads_transformers, loads_vllm
 from shardmill.verify.questions.structure import structure_faults
 from shardmill.verify.questions.unasked import UnaskedError
 from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
 from shardmill.verify.reading.source import Source
 from shardmill.verify.rules.findings import Finding, Report
 
-LOADERS = ("vllm", "transformers", "sglang")
+NAMES = {"vllm": loads_vllm.NAME, "transformers": loads_transformers.NAME, "sglang": loads_sglang.NAME}
+LOADERS = tuple(NAMES)
 RUNTIMES = loads_vllm.RUNTIMES
-SGLANG = "SGLang"
 TAKEN = "what the loader takes"
 
 
@@ -26,7 +28,8 @@ def loads(
     """`runtime` of vLLM: "stock", "patched", or None for the one that the checkpoint's own entries ask for.
 
     `loader` None asks all of LOADERS; a refusal by transformers is then an error only if vLLM was not asked or
-    refuses too, since it is loud and another loader serves.
+    refuses too, since it is loud and another loader serves. What SGLang refuses or gets wrong is a note beside any
+    other loader that was asked.
 
     `beside`: asked among other questions, of the checkpoint rather than of a loader. What is a limit of one loader is
     then a note, if the files are another tool's; a child of ours is made for every loader, and answers for each.
@@ -44,15 +47,15 @@ def loads(
                 alone = loader is not None or loads_vllm.NAME in reasons
                 said[each] = _transformers(checkpoint, report, alone=alone)
             else:
-                raise UnaskedError(f"no table of {SGLANG}'s modules")
+                said[each] = _sglang(checkpoint, report)
         except UnaskedError as error:
-            reasons[{"vllm": loads_vllm.NAME, "transformers": loads_transformers.NAME}.get(each, SGLANG)] = (
-                str(error)
-            )
+            reasons[NAMES[each]] = str(error)
     if len(reasons) == (1 if loader else len(LOADERS)):
         report.leaves_out("loads", "; ".join(reasons.values()))
         return report
     report.checks("loads")
+    if len(said) > 1:
+        said["sglang"] = [_note("sglang", finding) for finding in said.get("sglang", ())]
     if beside and checkpoint.manifest is None:
         said = _noted(checkpoint, runtime, said)
     for findings in said.values():
@@ -66,7 +69,9 @@ def _noted(
     checkpoint: Checkpoint, runtime: str | None, said: dict[str, list[Finding]]
 ) -> dict[str, list[Finding]]:
     """The findings with those made notes that tell of one loader and of no fault of the files."""
-    taken = {loader for loader, findings in said.items() if not any(map(_refused, findings))}
+    taken = {
+        loader for loader, findings in said.items() if loader != "sglang" and not any(map(_refused, findings))
+    }
     noted = {}
     for loader, findings in said.items():
         whole = loader != "vllm" or not taken or loads_vllm.complete(checkpoint, runtime)
@@ -91,19 +96,34 @@ def _of_one_loader(finding: Finding, taken: bool, whole: bool) -> bool:
 
 
 def _note(loader: str, finding: Finding) -> Finding:
-    name = loads_vllm.NAME if loader == "vllm" else loads_transformers.NAME
+    if finding.severity == "info":
+        return finding
+    name = NAMES[loader]
     got = finding.got if name in finding.got else f"{name}: {finding.got}"
     return Finding("one-loader", finding.file, finding.tensor, finding.expected, got)
+
+
+def _counted(weights: Mapping[str, str]) -> dict[str, int]:
+    """Parameters in memory, those of all layers together, with what they hold."""
+    counts: dict[str, int] = {}
+    for parameter, word in weights.items():
+        key = f"{template(parameter)}: {word}"
+        counts[key] = counts.get(key, 0) + 1
+    return {key: counts[key] for key in sorted(counts)}
+
+
+def _sglang(checkpoint: Checkpoint, report: Report) -> list[Finding]:
+    held = loads_sglang.hold(checkpoint)
+    report.facts[loads_sglang.NAME] = _counted(held.weights)
+    if not held.error:
+        return held.wrong
+    return [Finding("loader-refuses", "config.json", "", TAKEN, f"{loads_sglang.NAME}: {held.error}")]
 
 
 def _transformers(checkpoint: Checkpoint, report: Report, *, alone: bool) -> list[Finding]:
     held = loads_transformers.hold(checkpoint)
     name = loads_transformers.NAME
-    counts: dict[str, int] = {}
-    for parameter, word in held.weights.items():
-        key = f"{template(parameter)}: {word}"
-        counts[key] = counts.get(key, 0) + 1
-    report.facts[name] = {key: counts[key] for key in sorted(counts)}
+    report.facts[name] = _counted(held.weights)
     found = list(held.wrong)
     if held.error:
         slug = "loader-refuses" if alone else "transformers-refuses"

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from shardmill.verify.formats.by_elements import zeros_by_absmax
-from shardmill.verify.formats.declared import declaration
 from shardmill.verify.formats.linear import FLAT, Linear
-from shardmill.verify.formats.look import Plan, Sightings
-from shardmill.verify.formats.opened import OpenFiles
+from shardmill.verify.formats.look import Plan, Sightings, block_bytes
 from shardmill.verify.formats.values import float_rules, value_rules
-from shardmill.verify.questions.block_scales import block_bytes, block_faults, block_looks
 from shardmill.verify.questions.dead_data import (
     NORM_RUN_BYTES_MIN,
     as_published,
@@ -22,6 +19,7 @@ from shardmill.verify.questions.dead_data import (
 from shardmill.verify.questions.index_values import index_faults
 from shardmill.verify.questions.twins import twin_faults
 from shardmill.verify.reading.checkpoint import Checkpoint
+from shardmill.verify.reading.open_files import OpenFiles
 from shardmill.verify.rules.findings import Finding
 
 _BYTES = ("F8_E4M3", "F8_E8M0", "U8")
@@ -38,15 +36,20 @@ def plans_of(checkpoint: Checkpoint, linears: Mapping[str, Linear]) -> dict[str,
         if linear.grid is not None and linear.grid.dtype in _BYTES
     }
     laws |= float_rules(tensors, laws.keys() | by_weight.keys())
-    plans: dict[str, Plan] = {}
+    plans = {
+        name: Plan(tensors[name], law, scales=name in grids)
+        for name, law in laws.items()
+        if name not in by_weight
+    }
     for name, tensor in tensors.items():
         linear = by_weight.get(name)
-        runs = judged_for_zeros(tensor, by_weight)
-        if is_norm(tensor):
+        if linear is not None or len(tensor.shape) > 1:
+            runs = judged_for_zeros(tensor, by_weight)
+            if runs or linear is not None:
+                in_block = block_bytes(linear) if linear is not None else 0
+                plans[name] = Plan(tensor, laws.get(name), runs, block_bytes=in_block, scales=name in grids)
+        elif is_norm(tensor):
             plans[name] = Plan(tensor, laws.get(name), True, NORM_RUN_BYTES_MIN)
-        elif name in laws or runs or linear is not None:
-            in_block = block_bytes(linear) if linear is not None else 0
-            plans[name] = Plan(tensor, laws.get(name), runs, block_bytes=in_block, scales=name in grids)
     return plans
 
 
@@ -54,13 +57,15 @@ def sight_faults(
     checkpoint: Checkpoint, linears: Mapping[str, Linear], sightings: Sightings
 ) -> Iterator[Finding]:
     """What the sights of the whole pass come to: dead data, blocks without their scales, indices out of range."""
-    declared = declaration(checkpoint.quantization)[0] if checkpoint.quantization else None
     vouched: set[str] = set()
-    for look in block_looks(checkpoint, linears.values(), declared, sightings):
-        yield from block_faults(look)
-        name = look.matrix.tensor.name
-        if look.vouches(sightings.runs.get(name, ())):
-            vouched.add(name)
+    if sightings.zero_blocks or sightings.zero_scales:
+        from shardmill.verify.questions.block_scales import block_faults, block_looks
+
+        for look in block_looks(checkpoint, linears.values(), sightings):
+            yield from block_faults(look)
+            name = look.matrix.tensor.name
+            if look.vouches(sightings.runs.get(name, ())):
+                vouched.add(name)
     vouched |= _by_absmax(checkpoint, linears, sightings)
     norms = {name for name in sightings.runs if is_norm(checkpoint.tensors[name])}
     yield from as_published(checkpoint, zero_faults(checkpoint, sightings, vouched | norms))

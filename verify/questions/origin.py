@@ -27,13 +27,14 @@ from shardmill.verify.formats.matrices import (
     totals_of,
     values,
 )
-from shardmill.verify.formats.opened import OpenFiles, scale_values
+from shardmill.verify.formats.opened import scale_values
 from shardmill.verify.formats.schemes import quantized
 from shardmill.verify.formats.table import FORMS
 from shardmill.verify.formats.zero_points import zeros_of
 from shardmill.verify.questions.companions import names_here
 from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
 from shardmill.verify.reading.header import DTYPE_BITS
+from shardmill.verify.reading.open_files import OpenFiles
 from shardmill.verify.reading.parents import open_parent
 from shardmill.verify.reading.source import Source
 from shardmill.verify.rules.findings import Finding, Report

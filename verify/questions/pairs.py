@@ -19,12 +19,12 @@ from shardmill.verify.formats.matrices import (
     matrix_of_parts,
     matrix_with_state,
 )
-from shardmill.verify.formats.opened import OpenFiles
 from shardmill.verify.formats.schemes import FLOATS, PACKED, Linear, is_scale, quantized, split_name
 from shardmill.verify.questions.companions import names_here
 from shardmill.verify.questions.coverage import form_of
 from shardmill.verify.reading.checkpoint import Checkpoint
 from shardmill.verify.reading.manifest import Conversion, Manifest
+from shardmill.verify.reading.open_files import OpenFiles
 
 INTEGERS = ("int8", "int-pack", "gptq", "awq")
 

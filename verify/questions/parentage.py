@@ -20,11 +20,12 @@ from shardmill.verify.questions.companions import belongs_to, container_of, name
 from shardmill.verify.questions.foldings import foldable
 from shardmill.verify.questions.renames import claim_faults, rename_faults
 from shardmill.verify.reading.checkpoint import Checkpoint
+from shardmill.verify.reading.file_pass import FileJob, Task
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.reading.manifest import Manifest
 from shardmill.verify.reading.parents import open_parent, source_faults
 from shardmill.verify.reading.source import Source
-from shardmill.verify.reading.stream import FileJob, FileResult, Task
+from shardmill.verify.reading.stream import FileResult
 from shardmill.verify.rules.findings import Finding, Report
 
 REPAIRS = (RECONCILE,)  # that change scales in place

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardmill.verify.formats.fused import fused_groups
-from shardmill.verify.formats.opened import OpenFiles
 from shardmill.verify.formats.schemes import quantized
 from shardmill.verify.formats.table import FORMS
 from shardmill.verify.questions.origin import Tally, said, tallies_of, unknown
@@ -25,6 +24,7 @@ from shardmill.verify.questions.recomputed import Count, recompute, recompute_to
 from shardmill.verify.questions.reconciled import repair_faults, repairs_of
 from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
 from shardmill.verify.reading.manifest import MANIFEST
+from shardmill.verify.reading.open_files import OpenFiles
 from shardmill.verify.reading.parents import open_parent
 from shardmill.verify.reading.progress import Progress
 from shardmill.verify.reading.seeds import fresh_seed

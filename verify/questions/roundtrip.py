@@ -22,13 +22,13 @@ from shardmill.verify.formats.matrices import (
     strips,
     values,
 )
-from shardmill.verify.formats.opened import OpenFiles
 from shardmill.verify.questions.companions import native_layout
 from shardmill.verify.questions.foldings import Folding, foldings_of
 from shardmill.verify.questions.local_errors import MOVED, NAMED_MAX, LocalErrors
 from shardmill.verify.questions.local_fits import LocalFits
 from shardmill.verify.questions.pairs import Pair, left_out, pairs_of
 from shardmill.verify.reading.checkpoint import open_checkpoint
+from shardmill.verify.reading.open_files import OpenFiles
 from shardmill.verify.reading.parents import open_parent
 from shardmill.verify.reading.progress import Progress
 from shardmill.verify.reading.source import Source

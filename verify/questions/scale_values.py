@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,10 @@ from shardmill.verify.formats.forms.kv_cache import cache_scales
 from shardmill.verify.formats.linear import Linear
 from shardmill.verify.formats.values import ElementCheck, ValueRule, value_rules
 from shardmill.verify.reading.checkpoint import Checkpoint
+from shardmill.verify.reading.file_pass import FileJob, Task
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.reading.progress import Progress
-from shardmill.verify.reading.stream import FileJob, Task, stream
+from shardmill.verify.reading.stream import stream
 from shardmill.verify.rules.findings import Finding, Report
 
 SAMPLE_BYTES = 2 << 20  # of grids, from a remote place
@@ -59,6 +60,17 @@ class Scale:
             self.logs += float(np.log(elements[elements > 0], dtype=np.float64).sum())
         if bits is not None:
             self.powers_of_two &= not bool((bits & 0x007FFFFF).any())
+
+
+class _Watch(NamedTuple):
+    scale: Scale
+    law: ValueRule
+
+    def glance(self, whole: NDArray[np.uint8]) -> tuple[bool, None]:
+        return False, None  # every value counts
+
+    def begin(self) -> _Reader:
+        return _Reader(self.scale, self.law)
 
 
 class _Reader:
@@ -129,9 +141,7 @@ def read_scales(
     scales: dict[str, Scale] = {part.name: Scale(part) for part in parts}
     by_file: dict[str, list[Task]] = {}
     for part in sorted(parts, key=lambda part: (part.file, part.begin)):
-        by_file.setdefault(part.file, []).append(
-            Task(part, watch=partial(_Reader, scales[part.name], laws[part.name]))
-        )
+        by_file.setdefault(part.file, []).append(Task(part, watch=_Watch(scales[part.name], laws[part.name])))
     jobs = [FileJob(file, checkpoint.files[file], False, tuple(tasks)) for file, tasks in by_file.items()]
     done = Progress(sum(job.bytes for job in jobs), progress)
     for result in stream(checkpoint.source, jobs, done=done).values():

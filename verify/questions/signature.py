@@ -32,9 +32,10 @@ from shardmill.verify.reading import bounded_json
 from shardmill.verify.reading.atomic import write_whole
 from shardmill.verify.reading.bounded_json import BadJsonError
 from shardmill.verify.reading.checkpoint import open_checkpoint
+from shardmill.verify.reading.file_pass import FileJob
 from shardmill.verify.reading.manifest import MANIFEST, Manifest
 from shardmill.verify.reading.source import Folder, read
-from shardmill.verify.reading.stream import FileJob, stream
+from shardmill.verify.reading.stream import stream
 from shardmill.verify.rules.findings import Finding, Report
 
 SIGNATURE = "model.sig"

@@ -6,15 +6,16 @@ read again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from shardmill.verify.formats.fused import kind_of
 from shardmill.verify.formats.look import Sightings, whole
-from shardmill.verify.formats.opened import OpenFiles
 from shardmill.verify.reading.checkpoint import Checkpoint
 from shardmill.verify.reading.header import Tensor
+from shardmill.verify.reading.open_files import OpenFiles
 from shardmill.verify.rules.findings import Finding
 
 PAIRS_MAX = 2_000
@@ -25,7 +26,8 @@ BYTES_MIN = 1_024  # smaller weights may be alike by chance, or by initialisatio
 def twin_faults(checkpoint: Checkpoint, sightings: Sightings) -> Iterator[Finding]:
     first: dict[tuple[str, int, tuple[int, ...]], str] = {}
     pairs: list[tuple[str, str]] = []
-    for name in sorted(sightings.fronts):
+    alike = Counter(sightings.fronts.values())
+    for name in sorted(name for name, front in sightings.fronts.items() if alike[front] > 1):
         tensor = checkpoint.tensors[name]
         if tensor.bytes < BYTES_MIN or whole(sightings.runs.get(name, ()), tensor):
             continue

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardmill.verify.reading import bounded_json
 from shardmill.verify.reading.bounded_json import BadJsonError
@@ -33,8 +33,7 @@ FILES_MAX = 20_000  # that an index names
 MANIFEST_BYTES_MAX = 40 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Index:
+class Index(NamedTuple):
     file: str
     weight_map: dict[str, str]  # tensor -> file, paths that leave the folder left out
     total_size: int | None

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import prod
+from operator import attrgetter
 from typing import NamedTuple
 
-from shardmill.verify.reading.header_scan import METADATA, U64, RawTensor, Scan
+from shardmill.verify.reading.header_scan import DIMS_MAX, METADATA, U64, RawTensor, Scan, sizes_of
 from shardmill.verify.rules.findings import Finding, UnreadableError
 
 LENGTH_BYTES = 8
@@ -21,6 +21,9 @@ HEADER_BYTES_MAX = (
     64 << 20
 )  # three times all headers of a checkpoint of 150,000 tensors; the library allows 100 MB
 TENSORS_MAX = 300_000  # of one file
+SIZES_MAX = 1_000  # kinds of entries of one file that are remembered
+
+Sized = tuple[str, tuple[int, ...], int]
 
 # Bits of an element, as the library defines them.
 DTYPE_BITS = {
@@ -48,8 +51,7 @@ class Tensor(NamedTuple):
         return f"{self.dtype} {list(self.shape)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """The tensors of one file in the order of their bytes. If not `sound`, its data must not be interpreted."""
 
     file: str
@@ -89,46 +91,84 @@ def parse_header(file: str, header: bytes, file_bytes: int) -> Header:
         got = f"byte 0x{header[error.start]:02x} at {error.start}"
         raise UnreadableError(Finding("header-json", file, "", "UTF-8", got)) from None
     data_begin = LENGTH_BYTES + len(header)
-    findings: list[Finding] = []
-    tensors: list[Tensor] = []
+    entries = _Entries(file, scan, data_begin)
     metadata: dict[str, str] = {}
-    names: set[str] = set()
-
-    def keep(raw: RawTensor) -> None:
-        if raw.name in names:
-            findings.append(Finding("header-duplicate", file, raw.name, "one entry", "two"))
-        names.add(raw.name)
-        begin, end = data_begin + raw.begin, data_begin + raw.end
-        tensors.append(Tensor(raw.name, raw.dtype, raw.shape, file, begin, end))
-        if not _ordinary(raw):
-            findings.extend(_entry_faults(file, raw))
-        if len(tensors) > TENSORS_MAX:
-            raise scan.fault("header-limit", f"at most {TENSORS_MAX:,} tensors", "more")
-
     while (name := scan.key()) is not None:
         if name == METADATA:
-            if name in names:
-                findings.append(Finding("header-duplicate", file, name, "one entry", "two"))
-            names.add(name)
+            entries.name(name)
             metadata = scan.metadata()
         else:
-            keep(scan.entry(name))
-        for raw in scan.plain_members():
-            keep(raw)
-    tensors.sort(key=lambda tensor: (tensor.begin, tensor.end))
-    findings += _tiling_faults(file, tensors, data_begin, file_bytes)
-    return Header(file, tuple(tensors), metadata, data_begin, tuple(findings))
+            entries.keep(scan.entry(name))
+        entries.keep_plain()
+    tensors = sorted(entries.tensors, key=attrgetter("begin", "end"))
+    findings = (*entries.findings, *_tiling_faults(file, tensors, data_begin, file_bytes))
+    return Header(file, tuple(tensors), metadata, data_begin, findings)
+
+
+class _Entries:
+    """The entries of one header as they are read, and what is wrong with each."""
+
+    def __init__(self, file: str, scan: Scan, data_begin: int) -> None:
+        self.tensors: list[Tensor] = []
+        self.findings: list[Finding] = []
+        self._file, self._scan, self._data_begin = file, scan, data_begin
+        self._names: set[str] = set()
+        self._sizes: dict[tuple[str, str], Sized] = {}  # dtype and dimensions as written: few in a file
+
+    def name(self, name: str) -> None:
+        if name in self._names:
+            self.findings.append(Finding("header-duplicate", self._file, name, "one entry", "two"))
+        self._names.add(name)
+
+    def keep(self, raw: RawTensor) -> None:
+        self.name(raw.name)
+        if not _ordinary(raw):
+            self.findings.extend(_entry_faults(self._file, raw))
+        self._add(raw.name, raw.dtype, raw.shape, raw.begin, raw.end)
+
+    def keep_plain(self) -> None:
+        """The next entries as long as they are spelled as every writer spells them, as nearly all are."""
+        scan, names, sizes = self._scan, self._names, self._sizes
+        while (match := scan.plain_member()) is not None:
+            name, dtype, dims, begin, end = match.groups()
+            dtype, shape, size = sizes.get((dtype, dims)) or self._sized(dtype, dims)
+            first, last = int(begin), int(end)
+            if last - first == size and last < U64 and _ordinary_name(name) and name not in names:
+                scan.at = match.end()
+                names.add(name)
+                self._add(name, dtype, shape, first, last)
+            else:
+                self.keep(scan.plain_entry(match))
+
+    def _add(self, name: str, dtype: str, shape: tuple[int, ...], begin: int, end: int) -> None:
+        self.tensors.append(
+            Tensor(name, dtype, shape, self._file, self._data_begin + begin, self._data_begin + end)
+        )
+        if len(self.tensors) > TENSORS_MAX:
+            raise self._scan.fault("header-limit", f"at most {TENSORS_MAX:,} tensors", "more")
+
+    def _sized(self, dtype: str, dims: str) -> Sized:
+        """(dtype, shape, bytes); no bytes where there is something to say of such an entry."""
+        shape = sizes_of(dims)
+        size = prod(shape) * DTYPE_BITS.get(dtype, 0) // 8 if len(shape) <= DIMS_MAX else 0
+        sized = (dtype, shape, size if _ordinary(RawTensor("-", dtype, shape, 0, size, "")) else -1)
+        if len(self._sizes) < SIZES_MAX:
+            self._sizes[dtype, dims] = sized
+        return sized
+
+
+def _ordinary_name(name: str) -> bool:
+    return name.isprintable() and name[:1] not in ("", "/", "\\") and ".." not in name
 
 
 def _ordinary(raw: RawTensor) -> bool:
     """Whether `_entry_faults` has nothing to say, which holds of nearly all entries."""
-    name, span = raw.name, raw.end - raw.begin
+    span = raw.end - raw.begin
     return (
-        name.isprintable()
-        and name[:1] not in ("", "/", "\\")
-        and ".." not in name
+        _ordinary_name(raw.name)
         and not raw.extra
         and 0 < span < U64 >> 3
+        and len(raw.shape) <= DIMS_MAX
         and prod(raw.shape) * DTYPE_BITS.get(raw.dtype, 0) == 8 * span
     )
 

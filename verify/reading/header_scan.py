@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -123,13 +122,13 @@ class Scan:
                 return metadata
         raise self.fault("header-limit", f"at most {METADATA_MAX:,} metadata entries", "more")
 
-    def plain_members(self) -> Iterator[RawTensor]:
-        """The next members as long as they are tensors in the plain spelling, which is `key` and `entry` at once."""
-        while (match := _PLAIN_MEMBER.match(self.text, self.at)) is not None:
-            name, *fields = match.groups()
-            if name == METADATA:
-                return
-            yield self._moved(_plain(name, *fields), match.end())
+    def plain_member(self) -> re.Match[str] | None:
+        """The next member where it is a tensor in the plain spelling, which is `key` and `entry` at once."""
+        match = _PLAIN_MEMBER.match(self.text, self.at)
+        return match if match is not None and match[1] != METADATA else None
+
+    def plain_entry(self, match: re.Match[str]) -> RawTensor:
+        return self._moved(_plain(*match.groups()), match.end())
 
     def entry(self, name: str) -> RawTensor:
         match = _PLAIN.match(self.text, self.at)
@@ -173,7 +172,12 @@ class Scan:
 
 
 def _plain(name: str, dtype: str, dims: str, begin: str, end: str) -> RawTensor:
-    return RawTensor(name, dtype, tuple(map(int, dims.split(","))) if dims else (), int(begin), int(end), "")
+    return RawTensor(name, dtype, sizes_of(dims), int(begin), int(end), "")
+
+
+def sizes_of(dims: str) -> tuple[int, ...]:
+    """`8,16` as numbers."""
+    return tuple(map(int, dims.split(","))) if dims else ()
 
 
 def _fields(pairs: list[tuple[str, object]]) -> dict[str, object]:

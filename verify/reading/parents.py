@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
 
 from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
 from shardmill.verify.reading.header import Tensor
@@ -107,12 +106,12 @@ def _adopt(parent: Checkpoint, file: str, other: Checkpoint) -> None:
     if header is None or not placed:
         return
     kept = tuple(tensor for tensor in header.tensors if tensor.name not in placed)
-    parent.headers[file] = replace(header, tensors=kept)
+    parent.headers[file] = header._replace(tensors=kept)
     parent.tensors |= placed
     for there in {tensor.file.partition(":")[2] for tensor in placed.values()}:
         inside = sorted(t for t in placed.values() if t.file.partition(":")[2] == there)
         inside.sort(key=lambda tensor: tensor.begin)
-        parent.headers[f"{ADOPTED}:{there}"] = replace(other.headers[there], tensors=tuple(inside))
+        parent.headers[f"{ADOPTED}:{there}"] = other.headers[there]._replace(tensors=tuple(inside))
         parent.files = {**parent.files, f"{ADOPTED}:{there}": other.files[there]}
 
 
@@ -125,7 +124,7 @@ def _without(parent: Checkpoint, record: SourceRecord) -> None:
     for file in files:
         header = parent.headers[file]
         kept = tuple(tensor for tensor in header.tensors if tensor.name not in gone)
-        parent.headers[file] = replace(header, tensors=kept)
+        parent.headers[file] = header._replace(tensors=kept)
 
 
 def _join(parent: Checkpoint, source: str, record: SourceRecord, other: Checkpoint) -> Iterator[Finding]:
@@ -143,7 +142,7 @@ def _join(parent: Checkpoint, source: str, record: SourceRecord, other: Checkpoi
         by_file.setdefault(theirs.file, []).append(placed)
     for file, tensors in by_file.items():
         inside = tuple(sorted(tensors, key=lambda tensor: tensor.begin))
-        parent.headers[f"{source}:{file}"] = replace(other.headers[file], tensors=inside)
+        parent.headers[f"{source}:{file}"] = other.headers[file]._replace(tensors=inside)
         parent.files = {**parent.files, f"{source}:{file}": other.files[file]}
 
 

@@ -9,21 +9,21 @@ from __future__ import annotations
 import ctypes
 import os
 import pickle
+import select
 import signal
-import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import ceil
-from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Generic, NoReturn, Self, TypeVar
 
 from shardmill.verify.reading.progress import Progress
 
 WORKERS_MAX = 64
 BATCHES_MAX = 1024  # of two bytes each: no pipe is too small for their numbers
-_LOOK_SECONDS = 0.05
+_LOOK_MILLISECONDS = 50
+_LENGTH_BYTES = 8
 _PR_SET_PDEATHSIG = 1  # Linux prctl: the signal that a process gets when its parent dies
 _CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 
@@ -51,41 +51,86 @@ def forked(
     workers: int,
     done: Progress | None = None,
 ) -> list[Result]:
-    """`work` of each item, in the order of the items; the first exception of a worker is raised here.
+    """`work` of each item, in the order of the items, as `Crew.results` gives it."""
+    with Crew(work, items, room, workers, done) as crew:
+        return crew.results()
 
-    Raises ChildProcessError where a worker was killed.
-    """
-    count = min(len(items), BATCHES_MAX)
-    batches = [range(first, len(items), count) for first in range(count)]
-    done = done or Progress(0, lambda done, total: None)
-    done.share(workers)
-    numbers = _numbers(count)
-    crew: dict[Connection, int] = {}
-    results: dict[int, Result] = {}
-    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
-    def loop(place: int, pipe: Connection) -> None:
-        if len(cpus) >= workers:
-            os.sched_setaffinity(0, {cpus[place]})
-        done.take(place)
-        own = room()
-        while number := os.read(numbers, 2):
-            batch = batches[int.from_bytes(number, "little")]
-            pipe.send({place: work(items[place], own) for place in batch})
-        pipe.send(None)
+class Crew(Generic[Result]):
+    """Processes at work from the start. Leaving the block kills those that are not done."""
 
-    try:
-        for place in range(workers):
-            here, pid = _fork(place, loop)
-            crew[here] = pid
-        _gather(crew, results, done)
-    finally:
-        os.close(numbers)
-        for pipe, pid in crew.items():  # those that are not done: something failed
+    def __init__(
+        self,
+        work: Callable[[Item, Room], Result],
+        items: Sequence[Item],
+        room: Callable[[], Room],
+        workers: int,
+        done: Progress | None = None,
+    ) -> None:
+        count = min(len(items), BATCHES_MAX)
+        batches = [range(first, len(items), count) for first in range(count)]
+        self._count, self._done = len(items), done or Progress(0, lambda done, total: None)
+        self._done.share(workers)
+        numbers = _numbers(count)
+        self._pids: dict[int, int] = {}  # by the end of a pipe to read
+        cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+        def loop(place: int, pipe: int) -> None:
+            if len(cpus) >= workers:
+                os.sched_setaffinity(0, {cpus[place]})
+            self._done.take(place)
+            own = room()
+            while number := os.read(numbers, 2):
+                batch = batches[int.from_bytes(number, "little")]
+                _send(pipe, {place: work(items[place], own) for place in batch})
+            _send(pipe, None)
+
+        try:
+            for place in range(workers):
+                pipe, pid = _fork(place, loop)
+                self._pids[pipe] = pid
+        except BaseException:
+            self.__exit__()
+            raise
+        finally:
+            os.close(numbers)
+
+    def results(self) -> list[Result]:
+        """In the order of the items. Raises the first exception of a worker, and ChildProcessError for a killed one."""
+        results: dict[int, Result] = {}
+        poll = select.poll()
+        for pipe in self._pids:
+            poll.register(pipe, select.POLLIN)
+        while self._pids:
+            for pipe, _ in poll.poll(_LOOK_MILLISECONDS):
+                message = self._message(pipe)
+                if message is None:
+                    poll.unregister(pipe)
+                    os.waitpid(self._pids.pop(pipe), 0)
+                    os.close(pipe)
+                else:
+                    results |= message
+            self._done.collect()
+        return [results[place] for place in range(self._count)]
+
+    def _message(self, pipe: int) -> dict[int, Result] | None:
+        try:
+            message = pickle.loads(_read(pipe, int.from_bytes(_read(pipe, _LENGTH_BYTES), "little")))
+        except EOFError:
+            os.close(pipe)
+            raise _killed(self._pids.pop(pipe)) from None
+        if isinstance(message, BaseException):
+            raise message
+        return message  # type: ignore[no-any-return]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pipe, pid in self._pids.items():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            pipe.close()
-    return [results[place] for place in range(len(items))]
+            os.close(pipe)
 
 
 def _numbers(count: int) -> int:
@@ -96,23 +141,22 @@ def _numbers(count: int) -> int:
     return reading
 
 
-def _gather(crew: dict[Connection, int], results: dict[int, Result], done: Progress) -> None:
-    """Takes results until every worker has said that it is done, and takes those from the crew."""
-    while crew:
-        for pipe in wait(list(crew), _LOOK_SECONDS):
-            assert isinstance(pipe, Connection)
-            try:
-                message = pipe.recv()
-            except (EOFError, ConnectionError):
-                raise _killed(crew.pop(pipe)) from None
-            if isinstance(message, BaseException):
-                raise message
-            if message is None:
-                os.waitpid(crew.pop(pipe), 0)
-                pipe.close()
-            else:
-                results |= message
-        done.collect()
+def _send(pipe: int, message: object) -> None:
+    data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    left = memoryview(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
+    while left:
+        left = left[os.write(pipe, left) :]
+
+
+def _read(pipe: int, count: int) -> bytearray:
+    """So many bytes. Raises EOFError where the other end was closed before."""
+    data = bytearray()
+    while len(data) < count:
+        part = os.read(pipe, count - len(data))
+        if not part:
+            raise EOFError
+        data += part
+    return data
 
 
 def _killed(pid: int) -> ChildProcessError:
@@ -121,22 +165,21 @@ def _killed(pid: int) -> ChildProcessError:
     return ChildProcessError(f"a process that reads the files {how}; where memory ran out, free some")
 
 
-def _fork(place: int, loop: Callable[[int, Connection], None]) -> tuple[Connection, int]:
-    here, there = Pipe(duplex=False)
+def _fork(place: int, loop: Callable[[int, int], None]) -> tuple[int, int]:
+    """(the end to read of the worker's pipe, its process)"""
+    here, there = os.pipe()
     parent = os.getpid()
     with warnings.catch_warnings():
         # numpy's BLAS has threads, which it takes care of itself; this program has none here (see threads.pinned).
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid:
-        there.close()
+        os.close(there)
         return here, pid
     return _be_a_worker(place, parent, loop, there)
 
 
-def _be_a_worker(
-    place: int, parent: int, loop: Callable[[int, Connection], None], pipe: Connection
-) -> NoReturn:
+def _be_a_worker(place: int, parent: int, loop: Callable[[int, int], None], pipe: int) -> NoReturn:
     """The whole life of a worker: it leaves without what its parent does at its end."""
     code = 1
     try:
@@ -148,17 +191,19 @@ def _be_a_worker(
         if os.getppid() == parent:
             loop(place, pipe)
         code = 0
-    except (EOFError, ConnectionError):
+    except ConnectionError:
         pass  # the parent is gone
     except BaseException as error:
         with suppress(Exception):
-            pipe.send(_sendable(error))
+            _send(pipe, _sendable(error))
     finally:
         os._exit(code)
 
 
 def _sendable(error: BaseException) -> BaseException:
     """The error, or where it cannot travel its traceback as one that can."""
+    import traceback
+
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:

@@ -17,10 +17,10 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Any, Self
 
+from shardmill.verify.reading.limits import LIMITS
 from shardmill.verify.rules.findings import Finding, UnreadableError
 
 TRIES = 5
@@ -35,17 +35,6 @@ LOST_SHARE = 20  # of the whole limit, one part in so many may be lost by failur
 AGAIN = frozenset((408, 429, 500, 502, 503, 504))
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})$")
-
-
-@dataclass(slots=True)
-class Limits:
-    """What the user allows; one for the process, set by the commands."""
-
-    seconds: float = 600.0  # of all requests of a place
-    private: bool = False  # whether redirects may lead to another host of this network
-
-
-LIMITS = Limits()
 
 
 def is_private(host: str) -> bool:

@@ -1,74 +1,26 @@
 """Every byte of a checkpoint in one pass: sha256 of files, xxh3-128 of tensors, values, comparison with the parent.
 
-Workers take whole files, the largest first. A file is read once, in strips, into a buffer that is reused; every
-reader of its bytes is fed from that strip while it is in the cache. A file that would keep one worker busy while others
-have nothing left is shared: one takes its sha256, the others its tensors. Results come back by file, so that neither
-their order nor their content depends on the workers.
+Workers take whole files, the largest first (`verify.reading.file_pass` reads one). A file that would keep one worker
+busy while others have nothing left is shared: one takes its sha256, the others its tensors. Results come back by file,
+so that neither their order nor their content depends on the workers.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
-import numpy as np
-import xxhash
-from numpy.typing import NDArray
-
-from shardmill.verify.reading.header import Tensor
+from shardmill.verify.reading.file_pass import Buffers, FileJob, Found, Pass, Task, buffers
 from shardmill.verify.reading.processes import WORKERS_MAX, usable_cores
 from shardmill.verify.reading.progress import Progress
-from shardmill.verify.reading.source import Reader, Source
-from shardmill.verify.reading.threads import THREADS_MAX, pinned
-from shardmill.verify.rules.findings import Finding, UnreadableError
+from shardmill.verify.reading.source import Source
+from shardmill.verify.reading.threads import THREADS_MAX, begun
+from shardmill.verify.rules.findings import Finding
 
-GAP_BYTES_MAX = 64 << 10  # runs of bytes closer than this are read as one
 SMALL_BYTES = 4 << 20  # done sooner than a thread is started and pinned
-STRIP_BYTES = 1 << 20  # read, hashed and looked at while in the second-level cache
-
-Strip = NDArray[np.uint8]
-Buffers = tuple[Strip, Strip]
-
-
-class Watcher(Protocol):
-    """Is fed one tensor's bytes in order, then asked."""
-
-    def feed(self, strip: Strip) -> object: ...
-
-    def findings(self) -> list[Finding]: ...
-
-    @property
-    def outcome(self) -> object:
-        """What else it found out, to be given back in FileResult.outcomes; None for nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What to do with one tensor of a file."""
-
-    tensor: Tensor
-    digest: bool = False
-    watch: Callable[[], Watcher] | None = None  # makes the one that looks at its elements
-    twin: Tensor | None = None  # of the other checkpoint, to be equal byte by byte
-
-
-@dataclass(frozen=True, slots=True)
-class FileJob:
-    """What to do with one file; its tasks lie in the order of their bytes and do not overlap."""
-
-    file: str
-    size: int
-    sha256: bool
-    tasks: tuple[Task, ...]
-
-    @property
-    def bytes(self) -> int:
-        """To read, the twins' bytes left out."""
-        return self.size if self.sha256 else sum(task.tensor.bytes for task in self.tasks)
+_DIGEST_CHARS = 32  # of an xxh3-128 in hexadecimal digits
 
 
 @dataclass(slots=True)
@@ -81,8 +33,6 @@ class FileResult:
     )  # tensor -> the first byte that differs from its twin's
     findings: list[Finding] = field(default_factory=list)
     outcomes: dict[str, Any] = field(default_factory=dict)  # tensor -> its watcher's outcome
-    names: tuple[str, ...] = ()  # of the tensors that were looked at
-    broken: bool = False  # the file could not be read to its end
 
 
 def stream(
@@ -92,21 +42,57 @@ def stream(
     done: Progress | None = None,
 ) -> dict[str, FileResult]:
     """Does all jobs; `other` holds the twins; `done` hears of bytes as they are read."""
+    with streaming(source, jobs, other, done) as results:
+        return results()
+
+
+@contextmanager
+def streaming(
+    source: Source,
+    jobs: Sequence[FileJob],
+    other: Source | None = None,
+    done: Progress | None = None,
+) -> Iterator[Callable[[], dict[str, FileResult]]]:
+    """As `stream`, whose results come when they are asked for; other processes may be at work meanwhile."""
     progress = done.add if done is not None else lambda count: None
 
-    def do(job: FileJob, buffers: Buffers) -> FileResult:
-        return _Pass(source, other, job, buffers).run(progress)
+    def do(job: FileJob, own: Buffers) -> Found:
+        return Pass(source, other, job, own).run(progress)
 
     remote = source.remote or (other is not None and other.remote)
     small = sum(job.bytes for job in jobs) < SMALL_BYTES
     workers = 1 if small else WORKERS_MAX if not remote else THREADS_MAX
     parts = jobs if small or remote else shared(jobs, usable_cores())
-    largest_first = sorted(parts, key=lambda job: -job.bytes)
-    results = pinned(do, largest_first, _buffers, workers, done, remote)
-    by_file: dict[str, list[FileResult]] = {job.file: [] for job in jobs}
-    for result in results:
-        by_file[result.file].append(result)
-    return {job.file: _together(job, by_file[job.file], do) for job in jobs}
+    largest_first = sorted(range(len(parts)), key=lambda place: -parts[place].bytes)
+    with begun(do, [parts[place] for place in largest_first], buffers, workers, done, remote) as results:
+        yield lambda: _by_file(jobs, parts, dict(zip(largest_first, results(), strict=True)), do)
+
+
+def _named(job: FileJob, found: Found) -> FileResult:
+    names = (task.tensor.name for task in job.tasks if task.digest)
+    ends = range(_DIGEST_CHARS, len(found.digests) + 1, _DIGEST_CHARS)
+    digests = {name: found.digests[end - _DIGEST_CHARS : end] for end, name in zip(ends, names, strict=False)}
+    outcomes = {job.tasks[place].tensor.name: outcome for place, outcome in found.outcomes}
+    return FileResult(found.file, found.sha256, digests, found.unequal, found.findings, outcomes)
+
+
+def _by_file(
+    jobs: Sequence[FileJob],
+    parts: Sequence[FileJob],
+    results: Mapping[int, Found],
+    do: Callable[[FileJob, Buffers], Found],
+) -> dict[str, FileResult]:
+    """`results`: of the parts, by their places."""
+    found: dict[str, list[FileResult]] = {job.file: [] for job in jobs}
+    for place, part in enumerate(parts):
+        found[part.file].append(_named(part, results[place]))
+    broken = {result.file for result in results.values() if result.broken}
+    return {
+        job.file: _together(job, found[job.file])
+        if job.file not in broken or len(found[job.file]) == 1
+        else _named(job, do(job, buffers()))  # read again in one go, so that one fault is said once
+        for job in jobs
+    }
 
 
 def shared(jobs: Sequence[FileJob], workers: int) -> list[FileJob]:
@@ -118,137 +104,33 @@ def shared(jobs: Sequence[FileJob], workers: int) -> list[FileJob]:
             parts.append(job)
             continue
         if job.sha256:
-            parts.append(replace(job, tasks=()))
-        run: list[Task] = []
-        for task in job.tasks:
-            run.append(task)
-            if sum(each.tensor.bytes for each in run) >= fair:
-                parts.append(replace(job, sha256=False, tasks=tuple(run)))
-                run = []
-        if run:
-            parts.append(replace(job, sha256=False, tasks=tuple(run)))
+            parts.append(job._replace(tasks=()))
+        parts += (job._replace(sha256=False, tasks=tasks) for tasks in _runs_of_tasks(job.tasks, fair))
     return parts
 
 
-def _together(
-    job: FileJob, results: Sequence[FileResult], do: Callable[[FileJob, Buffers], FileResult]
-) -> FileResult:
-    """One result of a file's parts. A file that breaks off is read again in one go, so that one fault is said once."""
+def _runs_of_tasks(tasks: Sequence[Task], bytes_min: int) -> Iterator[tuple[Task, ...]]:
+    """The tasks in their order, in runs of this many bytes or a little more, but for the last."""
+    run: list[Task] = []
+    left = bytes_min
+    for task in tasks:
+        run.append(task)
+        left -= task.tensor.bytes
+        if left <= 0:
+            yield tuple(run)
+            run, left = [], bytes_min
+    if run:
+        yield tuple(run)
+
+
+def _together(job: FileJob, results: Sequence[FileResult]) -> FileResult:
+    """One result of a file's parts."""
     if len(results) == 1:
         return results[0]
-    if any(result.broken for result in results):
-        return do(job, _buffers())
-    order = {task.tensor.name: place for place, task in enumerate(job.tasks)}
     whole = FileResult(job.file, "".join(result.sha256 for result in results))
-    for result in sorted(results, key=lambda result: min((order[name] for name in result.names), default=0)):
+    for result in results:
         whole.digests |= result.digests
         whole.unequal |= result.unequal
         whole.findings += result.findings
         whole.outcomes |= result.outcomes
     return whole
-
-
-def _buffers() -> Buffers:
-    return np.empty(STRIP_BYTES, np.uint8), np.empty(STRIP_BYTES, np.uint8)
-
-
-class _Pass:
-    """One file, read once. The current task's readers of bytes are kept between strips."""
-
-    def __init__(self, source: Source, other: Source | None, job: FileJob, buffers: Buffers) -> None:
-        self._source, self._other, self._job, self._buffers = source, other, job, buffers
-        self._result = FileResult(job.file, names=tuple(task.tensor.name for task in job.tasks))
-        self._waiting = deque(job.tasks)
-        self._hash: xxhash.xxh3_128 | None = None
-        self._watcher: Watcher | None = None
-        self._twins: dict[str, Reader] = {}
-
-    def run(self, progress: Callable[[int], None]) -> FileResult:
-        sha = hashlib.sha256() if self._job.sha256 else None
-        try:
-            with ExitStack() as opened:
-                reader = opened.enter_context(self._source.open(self._job.file))
-                self._open_twins(opened)
-                self._begin()
-                for begin, end in self._strips():
-                    strip = self._buffers[0][: end - begin]
-                    reader.read_into(begin, strip.data)
-                    if sha is not None:
-                        sha.update(strip.data)
-                    self._feed(begin, end, strip)
-                    progress(end - begin)
-                while self._waiting:  # tensors without bytes at the end of the file
-                    self._finish()
-        except UnreadableError as error:
-            self._result.findings.append(error.finding)
-            self._result.broken = True
-            return self._result
-        if sha is not None:
-            self._result.sha256 = sha.hexdigest()
-        return self._result
-
-    def _open_twins(self, opened: ExitStack) -> None:
-        for task in self._job.tasks:
-            if task.twin is not None and self._other is not None and task.twin.file not in self._twins:
-                self._twins[task.twin.file] = opened.enter_context(self._other.open(task.twin.file))
-
-    def _strips(self) -> Iterator[tuple[int, int]]:
-        """The whole file for a sha256; else the runs of bytes that the tasks need."""
-        runs = (
-            [(0, self._job.size)]
-            if self._job.sha256
-            else runs_of((task.tensor for task in self._job.tasks), GAP_BYTES_MAX)
-        )
-        for first, last in runs:
-            for begin in range(first, last, STRIP_BYTES):
-                yield begin, min(begin + STRIP_BYTES, last)
-
-    def _begin(self) -> None:
-        if self._waiting:
-            task = self._waiting[0]
-            self._hash = xxhash.xxh3_128() if task.digest else None
-            self._watcher = task.watch() if task.watch is not None else None
-
-    def _finish(self) -> None:
-        task = self._waiting.popleft()
-        if self._hash is not None:
-            self._result.digests[task.tensor.name] = self._hash.hexdigest()
-        if self._watcher is not None:
-            self._result.findings += self._watcher.findings()
-            if self._watcher.outcome is not None:
-                self._result.outcomes[task.tensor.name] = self._watcher.outcome
-        self._begin()
-
-    def _feed(self, begin: int, end: int, strip: Strip) -> None:
-        """Gives the strip, bytes [begin, end) of the file, to the tensors that lie in it."""
-        while self._waiting and self._waiting[0].tensor.begin < end:
-            tensor = self._waiting[0].tensor
-            first, last = max(tensor.begin, begin), min(tensor.end, end)
-            if first < last:
-                self._feed_tensor(self._waiting[0], first - tensor.begin, strip[first - begin : last - begin])
-            if tensor.end > end:
-                return
-            self._finish()
-
-    def _feed_tensor(self, task: Task, at: int, piece: Strip) -> None:
-        if self._hash is not None:
-            self._hash.update(piece.data)
-        if self._watcher is not None:
-            self._watcher.feed(piece)
-        if task.twin is not None and task.tensor.name not in self._result.unequal:
-            twin = self._buffers[1][: len(piece)]
-            self._twins[task.twin.file].read_into(task.twin.begin + at, twin.data)
-            if not np.array_equal(piece, twin):
-                first = at + int(np.flatnonzero(piece != twin)[0])
-                self._result.unequal[task.tensor.name] = first
-
-
-def runs_of(tensors: Iterable[Tensor], gap_max: int = 0) -> list[tuple[int, int]]:
-    """The runs of bytes that tensors of one file, in order, fill; runs at most `gap_max` bytes apart are joined."""
-    runs: list[tuple[int, int]] = []
-    for tensor in tensors:
-        if runs and tensor.begin - runs[-1][1] <= gap_max:
-            runs[-1] = (runs[-1][0], max(runs[-1][1], tensor.end))
-        else:
-            runs.append((tensor.begin, tensor.end))
-    return runs

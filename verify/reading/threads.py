@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
-from shardmill.verify.reading.processes import WORKERS_MAX, forked, usable_cores
+from shardmill.verify.reading.processes import WORKERS_MAX, Crew, usable_cores
 from shardmill.verify.reading.progress import Progress
 
 THREADS_MAX = 8  # requests to a server at a time
@@ -35,13 +36,35 @@ def pinned(
     A worker may be another process: `work` must give back all that it finds out; `done` is what it may add to. The
     first exception of a worker stops the others and is raised here.
     """
+    with begun(work, items, room, workers_max, done, remote) as results:
+        return results()
+
+
+@contextmanager
+def begun(
+    work: Callable[[Item, Room], Result],
+    items: Sequence[Item],
+    room: Callable[[], Room],
+    workers_max: int = WORKERS_MAX,
+    done: Progress | None = None,
+    remote: bool = False,
+) -> Iterator[Callable[[], list[Result]]]:
+    """As `pinned`, whose results come when they are asked for: processes are at work meanwhile."""
     workers = min(len(items), workers_max, usable_cores())
     if min(len(items), workers_max) < 2 or (workers < 2 and not remote):  # another worker would only cost
-        own = room()
-        return [work(item, own) for item in items]
-    if not remote and hasattr(os, "fork") and threading.active_count() == 1:
-        return forked(work, items, room, workers, done)
-    return _threaded(work, items, room, min(workers_max, THREADS_MAX))
+        yield lambda: _alone(work, items, room)
+    elif not remote and hasattr(os, "fork") and threading.active_count() == 1:
+        with Crew(work, items, room, workers, done) as crew:
+            yield crew.results
+    else:
+        yield lambda: _threaded(work, items, room, min(workers_max, THREADS_MAX))
+
+
+def _alone(
+    work: Callable[[Item, Room], Result], items: Sequence[Item], room: Callable[[], Room]
+) -> list[Result]:
+    own = room()
+    return [work(item, own) for item in items]
 
 
 def _threaded(

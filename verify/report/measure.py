@@ -13,10 +13,10 @@ import numpy as np
 
 from shardmill.kernels.formats import F32, bf16_to_f32, f32_to_bf16
 from shardmill.verify.formats.matrices import decoded, strips, values
-from shardmill.verify.formats.opened import OpenFiles
 from shardmill.verify.questions.pairs import Pair, pairs_of
 from shardmill.verify.questions.roundtrip import Loss, loss_of
 from shardmill.verify.reading.checkpoint import Checkpoint
+from shardmill.verify.reading.open_files import OpenFiles
 from shardmill.verify.reading.progress import Progress
 from shardmill.verify.reading.source import Source
 from shardmill.verify.reading.threads import pinned

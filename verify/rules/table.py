@@ -8,15 +8,14 @@ Ids never change their meaning: 0xx files, 1xx values of scales, 2xx names and g
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from shardmill.verify.rules.files import FILES
 from shardmill.verify.rules.meaning import MEANING
 from shardmill.verify.rules.pairs import PAIRS
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """One kind of fault."""
 
     id: str

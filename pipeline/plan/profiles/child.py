@@ -68,10 +68,8 @@ def entries(child: Child, profile: str) -> dict[str, tuple[str, dict[str, Any]]]
 def blocks(child: Child) -> dict[str, BlockShape]:
     """Weight -> block, of every block-FP8 weight of the child: those that are converted and those passed on."""
     found = {weight: block for weight, action in child.conversions.items() if (block := action.block_made)}
-    block = _stated_block(child.stated)
-    for name in passed_on_codes(child):
-        if block:
-            found[name] = block
+    if block := _stated_block(child.stated):
+        found |= dict.fromkeys(passed_on_codes(child), block)
     return found
 
 

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import translate
+from functools import lru_cache
 from typing import Any
 
 from shardmill.pipeline.actions import Reblock
@@ -26,7 +27,7 @@ from shardmill.pipeline.plan.profiles.child import (
     vocabulary_problems,
 )
 from shardmill.pipeline.recipe.tables import Recipe
-from shardmill.pipeline.types import TensorRef
+from shardmill.pipeline.types import Shape
 
 # What ModelOpt's own files say: its exporter the first; its converters the second, on which SGLang gates a mix.
 METHODS = ("modelopt", "modelopt_mixed")
@@ -163,22 +164,23 @@ def _nvfp4_entries(child: Child) -> dict[str, dict[str, Any]]:
         if ref.dtype != "U8":
             continue
         scale = child.tensors.get(name + "_scale")
-        if name not in child.conversions and scale is not None and (group := _group(ref, scale)):
+        if scale is None or scale.dtype != "F8_E4M3" or name in child.conversions:
+            continue
+        if group := _group(ref.shape, scale.shape):
             entry = entries.setdefault(group, {"quant_algo": "NVFP4", "group_size": group})
             found[module_of(name)] = entry
     return found
 
 
-def _group(packed: TensorRef, scale: TensorRef) -> int | None:
-    """Columns that share one scale: two nibbles a byte of `packed` [R, C/2], one scale of `scale` [R, C/group].
+@lru_cache  # the experts of a checkpoint have few shapes
+def _group(packed: Shape, scales: Shape) -> int | None:
+    """Columns that share one scale: two nibbles a byte of `packed` [R, C/2], one scale of `scales` [R, C/group].
 
     None where the two are no such pair.
     """
-    if (packed.dtype, scale.dtype) != ("U8", "F8_E4M3") or not len(packed.shape) == len(scale.shape) == 2:
+    if not len(packed) == len(scales) == 2 or packed[0] != scales[0] or not scales[1]:
         return None
-    if packed.shape[0] != scale.shape[0] or not scale.shape[1]:
-        return None
-    columns, groups = 2 * packed.shape[1], scale.shape[1]
+    columns, groups = 2 * packed[1], scales[1]
     return columns // groups if columns % groups == 0 else None
 
 

@@ -1,4 +1,4 @@
-"""330 random models and flags over the families that `verify fit` plans, as config.json spells them, and 23 published.
+"""426 random models and flags over the families that `verify fit` plans, 96 on several ranks, and 23 published.
 
 Sizes that memory does not look at are small, so that the real classes are built in seconds on the meta device.
 """
@@ -13,6 +13,7 @@ from typing import Any
 from shardmill.verify.fit.preset import ROW_BYTES, Preset
 from tests.runtime_patch.vllm.fit_dtypes import dtype_cases
 from tests.runtime_patch.vllm.fit_published import published_cases
+from tests.runtime_patch.vllm.fit_ranks import rank_cases
 from tests.runtime_patch.vllm.glm_case import glm_config
 
 Config = dict[str, Any]
@@ -373,4 +374,5 @@ def cases() -> list[dict[str, Any]]:
     count = CASES + EXTRA_CASES + POOLED_CASES
     more = dtype_cases(FAMILIES | EXTRA, tuple(CARDS), count)
     made = [*(random_case(i) for i in range(count)), *more]
-    return [*made, *published_cases(tuple(CARDS), len(made))]
+    made += published_cases(tuple(CARDS), len(made))
+    return [*made, *rank_cases(FAMILIES | EXTRA, tuple(CARDS), len(made))]

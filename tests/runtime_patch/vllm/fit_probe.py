@@ -42,7 +42,10 @@ def engine_config(job, folder, preset):
         "kv_cache_dtype": preset["kv_dtype"],
         "mamba_ssm_cache_dtype": preset["state_dtype"],
         "max_num_batched_tokens": preset["batched_tokens"],
+        "tensor_parallel_size": preset["tensor_parallel"],
     }
+    if preset["tensor_parallel"] > 1:
+        engine["distributed_executor_backend"] = "mp"  # it looks for cards where none is named
     if not (Path(folder) / "config.json").read_text().count("vision_config"):
         engine["limit_mm_per_prompt"] = {}
     if preset["draft_tokens"]:
@@ -89,6 +92,7 @@ def answer(job, case, folder):
     with set_current_vllm_config(config):
         if not torch.distributed.is_initialized():
             probe.start_world(job)
+        be_first_of(case["preset"]["tensor_parallel"])
         probe.build(config)
         if case["preset"]["draft_tokens"]:
             draft_config, draft_model = probe.draft_of(config)
@@ -102,6 +106,14 @@ def answer(job, case, folder):
         ):  # the plugin's rows are of its backend alone
             specs = rows_of(specs, case["row_bytes"])
         return plan(config, specs, case["pin"]) | {"backend": backends(config)}
+
+
+def be_first_of(ranks):
+    """Makes this lone process the first rank of several: a model is built with a rank's share, and says nothing."""
+    from vllm.distributed import parallel_state
+
+    group = parallel_state.get_tp_group()
+    group.world_size, group.ranks, group.rank_in_group = ranks, list(range(ranks)), 0
 
 
 def backends(config):

@@ -74,21 +74,27 @@ def table() -> str:
         if found is None or "error" in found:
             continue
         row = by_family.setdefault(
-            case["family"], {"equal": 0, "refused": 0, "all": 0, "sm": set(), "backend": set()}
+            case["family"],
+            {"equal": 0, "refused": 0, "all": 0, "sm": set(), "ranks": set(), "backend": set()},
         )
         mine = ours(case)
         row["all"] += 1
         row["sm"].add(case["preset"]["sm"])
+        row["ranks"].add(case["preset"]["tensor_parallel"])
         row["backend"] |= {
             name for name in found["backend"] if "INDEXER" not in name and name != "KPOOL_TAIL"
         }
         row["equal"] += mine == {name: found[name] for name in COMPARED}
         row["refused"] += isinstance(mine, str)
-    lines = ["| model_type | equal | refused | SM | backends that vLLM chose |", "|---|---|---|---|---|"]
+    lines = [
+        "| model_type | equal | refused | SM | ranks | backends that vLLM chose |",
+        "|---|---|---|---|---|---|",
+    ]
     for family, row in sorted(by_family.items()):
         cards = ", ".join(str(sm) for sm in CARDS if sm in row["sm"])
+        ranks = ", ".join(map(str, sorted(row["ranks"])))
         lines.append(
-            f"| {family} | {row['equal']} of {row['all'] - row['refused']} | {row['refused']} | {cards} "
+            f"| {family} | {row['equal']} of {row['all'] - row['refused']} | {row['refused']} | {cards} | {ranks} "
             f"| {', '.join(sorted(row['backend']))} |"
         )
     planned = sum(row["all"] - row["refused"] for row in by_family.values())

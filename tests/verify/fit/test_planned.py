@@ -1,4 +1,4 @@
-"""`verify fit` plans 330 random models of 25 families and 23 published ones as the real vLLM 0.33.0 does, by a record.
+"""`verify fit` plans 426 random models of 25 families and 23 published ones as the real vLLM 0.33.0 does, by a record.
 
 `make vllm-test` asks the real planner afresh; `python -m tests.runtime_patch.vllm.fit_record` writes the record.
 """

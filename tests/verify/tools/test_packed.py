@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from shardmill.verify.formats.by_elements import BY_ELEMENTS
 from shardmill.verify.formats.declared import Declaration, declaration
 from shardmill.verify.formats.matrices import Matrix, can_decode, matrix_of, matrix_with_state, values
-from shardmill.verify.formats.opened import OpenFiles
 from shardmill.verify.formats.schemes import Linear, quantized
 from shardmill.verify.reading.checkpoint import open_checkpoint
+from shardmill.verify.reading.open_files import OpenFiles
 from shardmill.verify.rules.findings import Report
 from tests.verify.memory import Memory
 from tests.verify.tools import seeded

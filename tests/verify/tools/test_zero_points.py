@@ -8,9 +8,9 @@ import numpy as np
 
 from shardmill.verify.formats.declared import declaration
 from shardmill.verify.formats.matrices import matrix_of, values
-from shardmill.verify.formats.opened import OpenFiles
 from shardmill.verify.formats.schemes import quantized
 from shardmill.verify.reading.checkpoint import open_checkpoint
+from shardmill.verify.reading.open_files import OpenFiles
 from shardmill.verify.reading.source import Folder
 from shardmill.verify.rules.findings import Report
 from tests.verify.tools import golden, seeded

@@ -252,8 +252,8 @@ clean-zoo: $(READY) ## every clean checkpoint of the zoo, alone, remote and besi
 tools: $(READY) ## six other tools make checkpoints in environments of their own; verify judges and names them: 9 GB, long
 	$(BIN)/python -m tests.verify.tools build/tools
 
-mutants: $(READY) ## clean checkpoints changed in every place: verify finds all, and prints the kill rate
-	$(BIN)/python -m tests.verify.mutants
+mutants: $(READY) ## clean checkpoints changed in every place: verify finds all, and prints the kill rate; JOBS=16
+	$(BIN)/python -m tests.verify.mutants --jobs $(JOBS)
 
 gpu-test: ## exactness of the kernels on this machine's GPU; plain python3 with torch and triton, no setup
 	PYTHONPATH=src $(PYTHON) -m tests.kernels.gpu checks

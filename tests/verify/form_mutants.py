@@ -65,8 +65,13 @@ def _parent(moe: bool) -> Files:
     return _PARENTS[moe]
 
 
-def mutants() -> Iterator[FormMutant]:
-    for published in PUBLISHED:
+def asked(words: tuple[str, ...]) -> Iterator[Published]:
+    """The forms whose names begin with one of these words; all where there is none."""
+    yield from (one for one in PUBLISHED if not words or one.name.startswith(words))
+
+
+def mutants(words: tuple[str, ...] = ()) -> Iterator[FormMutant]:
+    for published in asked(words):
         clean = published.model()
         found = open_checkpoint(Memory(files_of(clean)), Report("integrity"))
         linear = next(
@@ -82,7 +87,10 @@ def mutants() -> Iterator[FormMutant]:
 def _of(published: Published, clean: Model, linear: Linear) -> Iterator[FormMutant]:
     assert linear.weight is not None
     assert linear.grid is not None
-    weight, grid = linear.weight.name, linear.grid.name
+    nested = linear.scales.get(
+        "nested_absmax"
+    )  # the bytes of absmax are codes of it, of which none is wrong by itself
+    weight, grid = linear.weight.name, (nested or linear.grid).name
 
     def mutant(
         operator: str, name: str, change: Callable[[Blob], None] | None, how: str = "alone"
@@ -104,12 +112,15 @@ def _of(published: Published, clean: Model, linear: Linear) -> Iterator[FormMuta
     )
     if linear.kind not in ("nvfp4", "ct-nvfp4"):
         yield mutant("scales times 1000", grid, lambda b: _times(b, 1000.0))
-        yield mutant("scales over 1000", grid, lambda b: _times(b, 1e-3))
+        # Without its nested scales every absmax is their mean: as sane alone as any weight of even blocks.
+        yield mutant(
+            "scales over 1000", grid, lambda b: _times(b, 1e-3), "with parent" if nested else "alone"
+        )
     for leaf in ("weight_scale_2", "weight_global_scale"):
         if leaf in linear.scales:
             yield mutant("global scale inverted", linear.scales[leaf].name, _invert)
             yield mutant("global scale dropped", linear.scales[leaf].name, None)
-    if linear.kind in ("gptq", "awq", "gpt-oss"):
+    if linear.kind == "gpt-oss":  # the parent's experts lie one by one
         return
     yield mutant("scales times 2", grid, lambda b: _times(b, 2.0), "with parent")
     yield mutant("rows of codes reversed", weight, _reversed, "with parent")

@@ -6,7 +6,9 @@ one, whatever makes codes, scales, names and config disagree. Prints the kill ra
 
 from __future__ import annotations
 
+import argparse
 import json
+import multiprocessing
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -234,53 +236,93 @@ def zoo() -> Iterator[tuple[str, str, bool]]:
             yield "case of the zoo, by its rule", case.name, case.rule in found
 
 
+Row = tuple[str, str, str, str, bool]  # form ("" of none), how, operator, what, killed
+
+
 def verdicts(stride: int = 1) -> Iterator[tuple[str, str, bool]]:
-    """(operator, what, killed) of every mutant, or of each `stride`-th."""
+    """(operator, what, killed) of every mutant without a form, or of each `stride`-th."""
+    for _, _, operator, what, killed in _verdicts(stride, 0):
+        yield operator, what, killed
+
+
+def _verdicts(stride: int, first: int) -> Iterator[Row]:
     for maker in (whole, meaning):
         for number, mutant in enumerate(maker()):
-            if number % stride == 0:
-                yield mutant.operator, mutant.what, mutant.killed_by(Memory(mutant.files)).exit_code == 1
+            if number % stride == first:
+                killed = mutant.killed_by(Memory(mutant.files)).exit_code == 1
+                yield "", "", mutant.operator, mutant.what, killed
     if stride == 1:
-        yield from zoo()
+        yield from (("", "", *row) for row in zoo())
 
 
-def forms() -> tuple[int, int]:
-    """Prints the rate by form, alone and with the parent; gives (mutants, mutants alive)."""
-    from tests.verify.form_mutants import verdicts as of_forms
-    from tests.verify.other_mutants import verdicts as of_others
+def _verdicts_of_forms(stride: int, first: int, words: tuple[str, ...]) -> Iterator[Row]:
+    from tests.verify.form_mutants import mutants as of_forms
+    from tests.verify.other_mutants import mutants as of_others
 
-    rows: dict[str, dict[str, list[bool]]] = {}
-    for mutant, killed in (*of_forms(), *of_others()):
-        rows.setdefault(mutant.form, {}).setdefault(mutant.how, []).append(killed)
+    for maker in (of_forms, of_others):
+        for number, mutant in enumerate(maker(words)):
+            if number % stride == first:
+                yield mutant.form, mutant.how, mutant.operator, mutant.what, mutant.killed()
+
+
+def _part(asked: tuple[int, int, tuple[str, ...]]) -> list[Row]:
+    """The share of one of several processes."""
+    jobs, first, words = asked
+    rows = [] if words else list(_verdicts(jobs, first))
+    if not words and jobs > 1 and not first:
+        rows += [("", "", *row) for row in zoo()]
+    return rows + list(_verdicts_of_forms(jobs, first, words))
+
+
+def _show_forms(rows: list[Row]) -> None:
+    """The rate by form, alone and with the parent."""
+    found: dict[str, dict[str, list[bool]]] = {}
+    for form, how, operator, what, killed in rows:
+        found.setdefault(form, {}).setdefault(how, []).append(killed)
         if not killed:
-            print(f"    alive: {mutant.form}, {mutant.how}: {mutant.operator} ({mutant.what})")
+            print(f"    alive: {form}, {how}: {operator} ({what})")
     print(f"{'form':<42} {'alone':>12} {'with parent':>14}")
-    for form, found in rows.items():
+    for form, by_how in found.items():
         cells = [
-            f"{sum(found.get(how, ())):>3} of {len(found.get(how, ())):>3}"
+            f"{sum(by_how.get(how, ())):>3} of {len(by_how.get(how, ())):>3}"
             for how in ("alone", "with parent")
         ]
         print(f"{form:<42} {cells[0]:>12} {cells[1]:>14}")
-    every = [killed for found in rows.values() for kills in found.values() for killed in kills]
-    print(f"forms: {sum(every):,} of {len(every):,} killed")
-    return len(every), len(every) - sum(every)
+    print(f"forms: {sum(row[-1] for row in rows):,} of {len(rows):,} killed")
+
+
+def _show_others(rows: list[Row]) -> None:
+    by_operator: dict[str, list[Row]] = {}
+    for row in rows:
+        by_operator.setdefault(row[2], []).append(row)
+    for operator, members in by_operator.items():
+        alive = [what for *_, what, killed in members if not killed]
+        print(f"{operator:<42} {len(members) - len(alive):>6,} of {len(members):>6,}")
+        for what in alive[:5]:
+            print(f"    alive: {what}")
 
 
 def main() -> int:
-    made: dict[str, int] = {}
-    alive: dict[str, list[str]] = {}
-    for operator, what, killed in verdicts():
-        made[operator] = made.get(operator, 0) + 1
-        if not killed:
-            alive.setdefault(operator, []).append(what)
-    for operator, count in made.items():
-        print(f"{operator:<42} {count - len(alive.get(operator, [])):>6,} of {count:>6,}")
-        for what in alive.get(operator, [])[:5]:
-            print(f"    alive: {what}")
-    forms_made, forms_alive = forms()
-    total, left = sum(made.values()) + forms_made, sum(map(len, alive.values())) + forms_alive
-    print(f"kill rate: {(total - left) / total:.2%} ({total - left:,} of {total:,})")
-    return 1 if left else 0
+    """`--jobs N` spreads them over N processes; words take only the forms whose names begin so."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (default 1)")
+    parser.add_argument(
+        "forms", nargs="*", help="beginnings of forms' names; all mutants where none is given"
+    )
+    asked = parser.parse_args()
+    words, jobs = tuple(asked.forms), max(asked.jobs, 1)
+    parts = [(jobs, first, words) for first in range(jobs)]
+    if jobs == 1:
+        rows = _part(parts[0])
+    else:
+        with multiprocessing.get_context("fork").Pool(jobs) as pool:
+            rows = [row for part in pool.imap_unordered(_part, parts) for row in part]
+    rows.sort(key=lambda row: row[:2])
+    _show_others([row for row in rows if not row[0]])
+    _show_forms([row for row in rows if row[0]])
+    killed = sum(row[-1] for row in rows)
+    print(f"kill rate: {killed / max(len(rows), 1):.2%} ({killed:,} of {len(rows):,})")
+    return 0 if killed == len(rows) else 1
 
 
 if __name__ == "__main__":

@@ -8,10 +8,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from shardmill.verify.formats.by_inputs import decoded_by_inputs
+from shardmill.verify.formats.by_elements import BY_ELEMENTS
+from shardmill.verify.formats.by_inputs import BY_INPUTS, decoded_by_inputs
 from shardmill.verify.formats.catalogue import CATALOGUE, catalogue
+from shardmill.verify.formats.declared import declaration
 from shardmill.verify.formats.forms import codes
-from shardmill.verify.formats.matrices import can_decode, decoded, matrix_of
+from shardmill.verify.formats.matrices import can_decode, decoded, matrix_of, matrix_with_state
 from shardmill.verify.formats.schemes import quantized
 from shardmill.verify.formats.table import FORMS
 from shardmill.verify.reading.checkpoint import open_checkpoint
@@ -52,7 +54,7 @@ def test_e2m1_codes_are_those_of_ml_dtypes_low_nibble_first() -> None:
 
 
 def test_exponents_are_those_of_ml_dtypes() -> None:
-    from shardmill.verify.formats.matrices import scale_values
+    from shardmill.verify.formats.opened import scale_values
     from shardmill.verify.reading.header import Tensor
 
     tensor = Tensor("s", "F8_E8M0", (255,), "f", 0, 255)
@@ -68,18 +70,19 @@ def test_every_form_decodes_to_the_floats_that_it_was_made_from(published: Publi
     checkpoint = open_checkpoint(Memory(files_of(published.model())), Report("integrity"))
     with OpenFiles(checkpoint.source) as opened:
         for module, linear in quantized(checkpoint.tensors).items():
-            if linear.weight is None or linear.kind in ("gpt-oss", "other"):
+            if linear.weight is None or linear.kind in ("gpt-oss", "other") or "folded" in published.name:
                 continue
-            if linear.kind in ("gptq", "awq"):
-                got = decoded_by_inputs(linear, opened, 0, linear.shape[0]).T
-                if "order" in published.name:
-                    continue
+            declared = declaration(checkpoint.quantization)[0]
+            if linear.kind in BY_ELEMENTS:
+                matrix = matrix_with_state(linear, opened)
+                assert matrix is not None
             else:
                 assert can_decode(linear)
-                from shardmill.verify.formats.declared import declaration
-
-                matrix = matrix_of(linear, declaration(checkpoint.quantization)[0])
-                got = decoded(matrix, opened, 0, matrix.shape[0])[0]
+                matrix = matrix_of(linear, declared)
+            got = decoded(matrix, opened, 0, matrix.shape[0])[0]
+            if linear.kind in BY_INPUTS:
+                by_inputs = decoded_by_inputs(linear, opened, 0, linear.shape[0], declared.zeros_as_stored)
+                np.testing.assert_array_equal(got, by_inputs.T)
             want = encoders.matrix(module, *got.shape)
             error = np.linalg.norm(got - want) / np.linalg.norm(want)
             assert error < ERRORS.get(
@@ -88,7 +91,8 @@ def test_every_form_decodes_to_the_floats_that_it_was_made_from(published: Publi
 
 
 def test_every_form_says_what_it_lacks_or_is_decoded() -> None:
-    assert all(form.unpack is not None or form.lacks for form in FORMS.values())
+    decoded_elsewhere = (*BY_INPUTS, *BY_ELEMENTS)
+    assert all(form.unpack or form.lacks or form.kind in decoded_elsewhere for form in FORMS.values())
 
 
 def test_packed_integers_are_those_of_compressed_tensors() -> None:

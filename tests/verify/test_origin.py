@@ -187,6 +187,8 @@ def _random_mutants(seed: int, count: int) -> Iterator[tuple[str, Sample]]:
         total = 1 / total if "global *" in formula.name else total if "NVFP4" in formula.name else 1.0
         clean = _sample(w, np.ones((96, 1), np.float32), np.full(w.shape, 128, np.uint8), total)
         clean = replace(clean, scales=formula.scale(clean))
+        if formula.zeros is not None:
+            clean = replace(clean, zeros=formula.zeros(clean))
         clean = replace(clean, codes=formula.codes(clean, clean.scales))
         changed = _mutated(formula, clean, random)
         if (changed.codes != clean.codes).any() or (changed.scales != clean.scales).any():

@@ -37,8 +37,7 @@ from tests.pipeline.repairs.test_repairs import build as build_repaired
 LOOSE = Limits(
     dict.fromkeys(Limits().error, 0.5),
     dict.fromkeys(Limits().gain, 0.2),
-    0.8,
-    integers=0.8,
+    dict.fromkeys(Limits().cosine, 0.8),
     clipped=0.2,
     zeros=0.7,
 )

@@ -67,8 +67,7 @@ def roundtrip_command(
     usual = Limits()
     limits = Limits(
         {**usual.error, "fp8": usual.error["fp8"] if max_error is None else max_error},
-        cosine=usual.cosine if min_cosine is None else min_cosine,
-        integers=usual.integers if min_cosine is None else min_cosine,
+        cosine=usual.cosine if min_cosine is None else dict.fromkeys(usual.cosine, min_cosine),
     )
     source, origin = source_at(place), parents_at(parent, others)
     assert origin is not None

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from shardmill.verify.formats.by_inputs import INPUTS
+from shardmill.verify.formats.by_elements import BY_ELEMENTS
+from shardmill.verify.formats.by_inputs import BY_INPUTS
 from shardmill.verify.formats.formulas import FORMULAS, PROOFS
 from shardmill.verify.formats.linear import GROUP, SCALE_DTYPES, Form
 from shardmill.verify.formats.look import BLOCKED
@@ -31,7 +32,7 @@ Of every form, and of floats: NaN and infinity in tensors that are no codes, who
 of 4 KiB of zeros and more, experts of zeros, byte copies of siblings. Scales of an FP8 KV cache (`k_scale`,
 `v_scale`): finite, above zero, there in each layer, declared.
 
-Not judged, and said so in every verdict: bitsandbytes (NF4, INT8), MLX, HQQ, GGUF, and whatever else is not in
+Not judged, and said so in every verdict: bitsandbytes' INT8, MLX, HQQ, GGUF, and whatever else is not in
 this table.
 """
 
@@ -52,9 +53,6 @@ def depth(form: Form) -> tuple[str, ...]:
     """parts, scales, codes, blocks, decoded, origin of one form."""
     e4m3 = "F8_E4M3" in form.parts and "F8_E4M3" in CODE_LAWS
     known = any(form.kind in formula.kinds for formula in FORMULAS)
-    by_inputs = (
-        f"in strips of {INPUTS} inputs, against siblings alone" if form.kind in ("gptq", "awq") else "no"
-    )
     return (
         "yes",
         "yes"
@@ -62,7 +60,7 @@ def depth(form: Form) -> tuple[str, ...]:
         else "no",
         "yes" if e4m3 else "-",
         "yes" if form.kind in BLOCKED else "no" if form.kind in GROUP else "-",
-        "yes" if form.unpack is not None else by_inputs,
+        "yes" if form.unpack is not None or form.kind in (*BY_INPUTS, *BY_ELEMENTS) else "no",
         "yes" if known else "no",
     )
 

@@ -70,6 +70,7 @@ class Declaration(NamedTuple):
     excludes: Excludes
     bits: int | None = None  # of a weight's code, where one number holds for all
     group: int | None = None  # columns that share a scale, likewise; -1 = a whole row
+    zeros_as_stored: bool = False  # of GPTQ: `gptq_v2`, whose zeros are not stored less one
 
 
 def declaration(quantization: Mapping[str, Any]) -> tuple[Declaration, list[Finding]]:
@@ -92,6 +93,7 @@ def declaration(quantization: Mapping[str, Any]) -> tuple[Declaration, list[Find
         excludes,
         _number(quantization, groups, "num_bits", "bits"),
         _number(quantization, groups, "group_size", "group_size"),
+        _text(quantization.get("checkpoint_format")).lower() == "gptq_v2",
     )
     return declared, findings + bad
 

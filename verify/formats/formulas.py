@@ -33,6 +33,14 @@ class Sample:
     codes: U8  # [n, elements]
     total: F32  # f32 [1, 1]: the scale of scales, 1 where there is none
     low: Low
+    zeros: F32 | None = None  # f32 [n, 1]: the stored zero points, as codes are stored
+
+    def part(self, which: NDArray[np.bool_] | NDArray[np.int64]) -> Sample:
+        """Some of the blocks."""
+        zeros = self.zeros[which] if self.zeros is not None else None
+        return Sample(
+            self.values[which], self.amax[which], self.scales[which], self.codes[which], self.total, self.low, zeros
+        )  # fmt: skip
 
 
 Scale: TypeAlias = Callable[[Sample], F32]
@@ -50,22 +58,20 @@ class Formula:
     codes: Codes
     rounds_low: bool = False  # whether it computes in the parent's dtype: for F32 parents it is another row's
     proves: Callable[[Sample], NDArray[np.bool_]] | None = None  # in place of scale and codes
+    zeros: Scale | None = None  # of integers with zero points
 
     def equal(self, sample: Sample) -> NDArray[np.bool_]:
         """bool [n]: the blocks whose scale and codes it gives, bit for bit."""
         if self.proves is not None:
             return self.proves(sample)
+        if (self.zeros is None) != (sample.zeros is None):
+            return np.zeros(len(sample.values), bool)
         with np.errstate(all="ignore"):
             same = np.asarray(self.scale(sample) == sample.scales).reshape(-1)
+            if self.zeros is not None:
+                same &= np.asarray(self.zeros(sample) == sample.zeros).reshape(-1)
             if same.any():
-                some = Sample(
-                    sample.values[same],
-                    sample.amax[same],
-                    sample.scales[same],
-                    sample.codes[same],
-                    sample.total,
-                    sample.low,
-                )
+                some = sample.part(same)
                 same[same] = (self.codes(some, self.scale(some)) == some.codes).all(axis=1)
             return same
 
@@ -253,6 +259,13 @@ FORMULAS: tuple[Formula, ...] = (
             lambda s: s.low(s.amax / _levels(s)), lambda s, scale: _integers(s, s.low(s.values / scale)), True),
     Formula("integers, amax / (levels / 2) rounded to BF16, codes divided in f32", "shardmill int4/1, int8-bf16/1", INT,
             lambda s: to_bf16(s.amax / _levels(s)), lambda s, scale: _integers(s, s.values / scale)),
+    Formula("integers with zero points, (max - min) / levels in the weight's dtype", "llm-compressor on BF16 or F16",
+            ("int-pack",), lambda s: s.low(s.low(_most(s) - _least(s)) / _whole_levels(s)),
+            lambda s, scale: _shifted(s, s.low(s.low(s.values / scale) + _signed_zeros(s))), True,
+            zeros=lambda s: _zero_points(s, s.low)),
+    Formula("integers with zero points, (max - min) / levels in f32", "llm-compressor on F32",
+            ("int-pack",), lambda s: (_most(s) - _least(s)) / _whole_levels(s),
+            lambda s, scale: _shifted(s, s.values / scale + _signed_zeros(s)), zeros=lambda s: _zero_points(s, same)),
     Formula("MXFP4, the better by squared error of the power of two above amax / 6 and its half", "shardmill mxfp4/1",
             MX4, lambda s: _better_power(s), lambda s, scale: _e2m1(s.values / scale, sign="bit")),
     Formula("FP8, amax / 448 rounded to BF16, codes divided in f32", "shardmill amax-bf16/1 on F16 and F32",
@@ -285,6 +298,39 @@ def _integers(s: Sample, quotients: F32) -> U8:
     half = 8 if int(s.codes.max(initial=0)) < 16 else 128
     rounded = np.clip(np.rint(quotients), -half, half - 1).astype(np.int16)
     return np.asarray((rounded + half) if half == 8 else rounded & 0xFF, np.uint8)
+
+
+def _least(s: Sample) -> F32:
+    return np.asarray(np.minimum(s.values.min(axis=1, keepdims=True), _f(0)), np.float32)
+
+
+def _most(s: Sample) -> F32:
+    return np.asarray(np.maximum(s.values.max(axis=1, keepdims=True), _f(0)), np.float32)
+
+
+def _whole_levels(s: Sample) -> np.float32:
+    return _levels(s) * _f(2)
+
+
+def _half(s: Sample) -> np.float32:
+    return (_whole_levels(s) + _f(1)) / _f(2)
+
+
+def _signed_zeros(s: Sample) -> F32:
+    assert s.zeros is not None
+    return np.asarray(s.zeros - _half(s), np.float32)
+
+
+def _zero_points(s: Sample, low: Low) -> F32:
+    """-half - min / scale, clipped and rounded, as it is stored."""
+    zeros = low(-_half(s) - low(_least(s) / s.scales))
+    return np.asarray(np.rint(np.clip(zeros, -_half(s), _half(s) - _f(1))) + _half(s), np.float32)
+
+
+def _shifted(s: Sample, numbers: F32) -> U8:
+    """Codes of four bits are stored with their offset; those of eight come with the sign bit turned."""
+    clipped = np.rint(np.clip(numbers, -_half(s), _half(s) - _f(1))).astype(np.int16)
+    return np.asarray((clipped + 8) if _half(s) == 8 else clipped & 0xFF, np.uint8)
 
 
 def _decoded(s: Sample) -> NDArray[np.bool_]:

@@ -35,11 +35,18 @@ SCALE_DTYPES: Mapping[str, tuple[str, ...]] = {
     "activation_scale": FLOATS,
     "qscale_act": FLOATS,
     "input_scale_ub": FLOATS,  # fbgemm: an upper bound, the same for all
+    "absmax": ("F32", "U8"),  # bitsandbytes: beside a weight of bytes
+    "nested_absmax": ("F32",),
 }
 INPUT_SCALES = ("input_scale", "input_global_scale", "scale_input", "activation_scale", "qscale_act")
-GRIDS = ("weight_scale_inv", "weight_scale", "scale", "scale_weight", "qscale_weight", "scales", "_scales")
-EXTRAS = ("qzeros", "g_idx", "weight_shape", "weight_zero_point", "weight_g_idx")
+GRIDS = (
+    *("weight_scale_inv", "weight_scale", "scale", "scale_weight", "qscale_weight", "scales", "_scales"),
+    "absmax",
+)
+TABLES = ("quant_map", "nested_quant_map", "quant_state_nf4", "quant_state_fp4")  # of bitsandbytes
+EXTRAS = ("qzeros", "g_idx", "weight_shape", "weight_zero_point", "weight_g_idx", *TABLES)
 
+FLAT = ("nf4", "bnb-fp4")  # codes in one column, whose shape is in a tensor of its own
 PACKED = ("nvfp4", "ct-nvfp4", "mxfp4", "gpt-oss")  # two E2M1 codes a byte
 SECOND = {"nvfp4": "weight_scale_2", "ct-nvfp4": "weight_global_scale"}  # the scale of the block scales
 GROUP = {"nvfp4": 16, "ct-nvfp4": 16, "mxfp4": 32, "mxfp8": 32, "gpt-oss": 32}

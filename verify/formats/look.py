@@ -10,7 +10,7 @@ from xxhash import xxh3_64_intdigest
 
 from shardmill.verify.formats.linear import U8, Linear
 from shardmill.verify.formats.values import ElementCheck, ValueRule
-from shardmill.verify.formats.zeros import STEP, Run, ZeroRuns, no_run
+from shardmill.verify.formats.zeros import RUN_BYTES_MIN, STEP, Run, ZeroRuns, no_run
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.rules.findings import Finding
 
@@ -61,6 +61,7 @@ class Plan(NamedTuple):
     tensor: Tensor
     law: ValueRule | None = None
     runs: bool = False
+    least_run: int = RUN_BYTES_MIN  # bytes
     block_bytes: int = 0  # bytes of one row of a block of codes; 0 = blocks are not looked at
     scales: bool = False  # whether these are block scales, of which none should be zero
 
@@ -70,9 +71,14 @@ class Plan(NamedTuple):
             (self.law is None or self.law.holds(whole))
             and not (self.scales and not whole.min())
             and not (self.block_bytes and self.may_hold_a_zero_block(whole, 0))
-            and (not self.runs or self._blocks_show_runs or no_run(whole))
+            and (not self.runs or self._blocks_show_runs or no_run(whole, self.least_run))
         )
-        return fine, _front(whole) if fine and self.runs else None
+        return fine, _front(whole) if fine and self.runs and not self.of_a_vector else None
+
+    @property
+    def of_a_vector(self) -> bool:
+        """Whether shorter runs count than in weights: a norm's, which is no copy of its sibling either."""
+        return self.least_run < RUN_BYTES_MIN
 
     def begin(self) -> Look:
         return Look(self)
@@ -102,7 +108,7 @@ class Look:
         self._front: int | None = None
         self._zero_block = self._zero_scale = False
         self._check = ElementCheck(plan.tensor, plan.law) if plan.law is not None else None
-        self._runs = ZeroRuns(plan.tensor.bytes) if plan.runs else None
+        self._runs = ZeroRuns(plan.tensor.bytes, plan.least_run) if plan.runs else None
 
     def feed(self, strip: U8) -> None:
         plan = self._plan
@@ -110,7 +116,7 @@ class Look:
             self._check.feed(strip)
         if self._runs is not None:
             self._runs.feed(strip)
-            if not self._seen:
+            if not self._seen and not plan.of_a_vector:
                 self._front = _front(strip)
         if plan.block_bytes and not self._zero_block:
             self._zero_block = plan.may_hold_a_zero_block(strip, self._seen)

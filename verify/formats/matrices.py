@@ -6,19 +6,28 @@ Values are f32; a code times its scale is one f32 multiplication, as the engines
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardmill.kernels.formats import E4M3_VALUES
-from shardmill.verify.formats.blocks import Block, fitting_block
+from shardmill.verify.formats.blocks import Block, block_of, fitting_block
+from shardmill.verify.formats.by_elements import State, decoded_elements, state_of
+from shardmill.verify.formats.by_inputs import (
+    BY_INPUTS,
+    INPUTS,
+    can_decode_by_inputs,
+    decoded_rows,
+    groups_of,
+)
 from shardmill.verify.formats.declared import Declaration
 from shardmill.verify.formats.forms.codes import e5m2
-from shardmill.verify.formats.linear import EXPONENTS, FLOATS, Linear, bits_of, ones
+from shardmill.verify.formats.forms.whole_fp8 import rows_of_parts
+from shardmill.verify.formats.linear import SECOND, Linear, bits_of, ones
+from shardmill.verify.formats.opened import floats, scalar, scale_values
 from shardmill.verify.formats.table import FORMS
 from shardmill.verify.formats.zero_points import by_columns, fits, zeros_of
 from shardmill.verify.reading.header import DTYPE_BITS, Tensor
@@ -28,6 +37,7 @@ from shardmill.verify.reading.open_files import OpenFiles
 F32: TypeAlias = NDArray[np.float32]
 COLUMNS_MAX = 1 << 22  # a row is the least that is held
 STRIP_ELEMENTS = 1 << 17  # so that the arrays of a strip stay in the cache
+WIDE_STRIP_ELEMENTS = 1 << 20  # where each strip is a read in every row of the file
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +49,17 @@ class Matrix:
     block: Block = (1, 1)
     bits: int = 0  # of an integer code in words, where the config says it
     transposed: bool = False  # of floats: the tensor holds [..., columns, rows]
+    zeros_as_stored: bool = False  # of GPTQ's second layout
+    state: State | None = None  # of bitsandbytes' codes, which their file holds
+    parts: tuple[int, ...] = ()  # rows under each scale of a fused weight
 
     @property
     def shape(self) -> tuple[int, int]:
+        if self.state is not None:
+            return prod(self.state.shape[:-1]), self.state.shape[-1]
         shape = self.linear.shape if self.linear is not None else self.tensor.shape
+        if self.linear is not None and self.linear.kind in BY_INPUTS:
+            return shape[1], shape[0]
         if self.transposed:
             shape = (*shape[:-2], shape[-1], shape[-2])
         if self.linear is not None and self.linear.kind == "int-pack" and shape:
@@ -69,23 +86,55 @@ def matrix_of(linear: Linear, declared: Declaration | None, manifest: Manifest |
     assert linear.weight is not None
     bits = declared.bits if declared is not None and declared.bits in (4, 8) else 0
     matrix = Matrix(linear.weight, linear, (1, 1), bits)
+    if linear.kind in BY_INPUTS:
+        group, as_stored = (
+            block_of(linear, declared, manifest)[0],
+            bool(declared and declared.zeros_as_stored),
+        )
+        return Matrix(linear.weight, linear, (1, group), zeros_as_stored=as_stored)
     block = fitting_block(linear, declared, manifest)
     if linear.kind == "int-pack" and bits == 8:
         block = (block[0], max(block[1] // 2, 1))
     return Matrix(linear.weight, linear, block, bits) if block != matrix.block else matrix
 
 
+def matrix_with_state(linear: Linear, opened: OpenFiles) -> Matrix | None:
+    """A weight of bitsandbytes' with the shape and the block that its file states; None where it states none."""
+    state = state_of(linear, opened)
+    if state is None:
+        return None
+    assert linear.weight is not None
+    wide = state.block if not state.shape[-1] % state.block else state.shape[-1]
+    return Matrix(linear.weight, linear, (1, wide), state=state)
+
+
+def matrix_of_parts(linear: Linear, config: Mapping[str, Any]) -> Matrix | None:
+    """A fused FP8 weight with a scale for each part; None where the config doesn't say where a part ends."""
+    parts = rows_of_parts(linear, config)
+    if linear.weight is None or not parts:
+        return None
+    return Matrix(linear.weight, linear, (1, linear.shape[-1]), parts=parts)
+
+
 def can_decode(linear: Linear) -> bool:
     """Whether this module knows the format [..., rows, columns], and its scales are complete and of the right shape."""
+    if linear.kind in BY_INPUTS:
+        return can_decode_by_inputs(linear)
     form, grid = FORMS.get(linear.kind), linear.grid
-    if form is None or form.unpack is None or linear.weight is None or grid is None:
+    if (
+        form is None
+        or form.unpack is None
+        or linear.weight is None
+        or grid is None
+        or linear.kind == "fp8-parts"
+    ):
         return False
     if any(leaf not in linear.scales for leaf in form.needs[1:]) or form.grid(linear, grid):
         return False
     if linear.kind == "int-pack" and not fits(linear):
         return False
     others = [linear.scales[leaf] for leaf in form.needs[1:]]
-    if grid.dtype not in form.scale_dtypes or not all(o.dtype == "F32" and ones(o.shape) for o in others):
+    if grid.dtype not in form.scale_dtypes or not all(_is_total(linear, other) for other in others):
         return False
     return len(linear.shape) >= 2 and 0 < linear.shape[-1] <= COLUMNS_MAX and linear.shape[-2] > 0
 
@@ -93,7 +142,10 @@ def can_decode(linear: Linear) -> bool:
 def strips(matrix: Matrix, row_multiple: int = 1) -> Iterator[tuple[int, int]]:
     """Row ranges of about STRIP_ELEMENTS, each but the last a multiple of `row_multiple` rows."""
     rows, cols = matrix.shape
-    step = max(STRIP_ELEMENTS // (cols * row_multiple), 1) * row_multiple
+    elements = STRIP_ELEMENTS
+    if matrix.linear is not None and matrix.linear.kind in BY_INPUTS:
+        elements, row_multiple = WIDE_STRIP_ELEMENTS, INPUTS
+    step = max(elements // (cols * row_multiple), 1) * row_multiple
     for first in range(0, rows, step):
         yield first, min(first + step, rows)
 
@@ -121,21 +173,19 @@ def _across(tensor: Tensor, opened: OpenFiles, first: int, last: int) -> F32:
     return np.ascontiguousarray(np.concatenate(strips))
 
 
+def _is_total(linear: Linear, scale: Tensor) -> bool:
+    """Whether a scale of scales is one number, or one a matrix of a bank, or two: of gate's rows and of up's."""
+    leading = linear.shape[:-2]
+    halves = len(linear.shape) > 2 and not linear.shape[-2] % 2
+    shapes = (leading, (*leading, 1), *(((*leading, 2),) if halves else ()))
+    return scale.dtype == "F32" and (ones(scale.shape) or scale.shape in shapes)
+
+
 def largest(matrix: Matrix, opened: OpenFiles) -> np.float32:
     """The largest magnitude of a whole weight; NaN takes no part."""
     return np.float32(
         max(float(np.nanmax(np.abs(values(matrix, opened, *strip)), initial=0)) for strip in strips(matrix))
     )
-
-
-def floats(tensor: Tensor, raw: NDArray[np.uint8]) -> F32:
-    """Little-endian BF16, F16 or F32 bytes as f32, the last axis shrunk accordingly."""
-    assert tensor.dtype in FLOATS
-    if tensor.dtype == "F32":
-        return raw.view("<f4")
-    if tensor.dtype == "F16":
-        return raw.view("<f2").astype(np.float32)
-    return (raw.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def rounded_as(tensor: Tensor, values: F32) -> F32:
@@ -153,6 +203,10 @@ def decoded(matrix: Matrix, opened: OpenFiles, first: int, last: int) -> tuple[F
     """(values, codes) of rows [first, last); codes one a byte."""
     linear = matrix.linear
     assert linear is not None
+    if linear.kind in BY_INPUTS:
+        return decoded_rows(linear, opened, first, last, matrix.zeros_as_stored)
+    if matrix.state is not None:
+        return decoded_elements(linear, matrix.state, opened, first, last)
     unpack = e5m2 if matrix.tensor.dtype == "F8_E5M2" else FORMS[linear.kind].unpack
     assert unpack is not None
     raw = opened.bytes(matrix.tensor, first * _row_bytes(matrix), last * _row_bytes(matrix))
@@ -161,6 +215,23 @@ def decoded(matrix: Matrix, opened: OpenFiles, first: int, last: int) -> tuple[F
         if linear.kind == "int-pack":
             values = _less_zeros(matrix, values, opened, first, last)
         return values * _expanded(matrix, opened, first, last), codes
+
+
+def column_order(matrix: Matrix, opened: OpenFiles) -> NDArray[np.int64] | None:
+    """i64 [columns]: the columns by the groups that share a scale; None where groups follow one another."""
+    linear = matrix.linear
+    if linear is None:
+        return None
+    if linear.kind == "gptq":
+        groups = groups_of(linear, opened, 0, linear.shape[0])
+    elif "weight_g_idx" in linear.extras:
+        groups = by_columns(
+            linear, np.arange(linear.scales["weight_scale"].shape[-1], dtype=np.float32)[None], 1, matrix.shape[1],
+            opened.bytes,
+        )[0].astype(np.int64)  # fmt: skip
+    else:
+        return None
+    return None if (np.diff(groups) >= 0).all() else np.argsort(groups, kind="stable")
 
 
 def _less_zeros(matrix: Matrix, values: F32, opened: OpenFiles, first: int, last: int) -> F32:
@@ -184,13 +255,12 @@ def _expanded(matrix: Matrix, opened: OpenFiles, first: int, last: int) -> F32:
     assert linear.grid is not None
     grid, cols = linear.grid, matrix.block[1]
     if ones(grid.shape):
-        return _seconded(linear, scalar(grid, opened), opened)
+        return _seconded(linear, scalar(grid, opened), opened, first, last)
     places, columns = _scale_rows(matrix, grid, first, last)
     width = columns * DTYPE_BITS[grid.dtype] // 8
     begin, end = int(places[0]), int(places[-1]) + 1
     raw = opened.bytes(grid, begin * width, end * width).reshape(end - begin, width)
-    scales = _seconded(linear, scale_values(grid, raw), opened)
-    tall = scales[places - begin]
+    tall = _seconded(linear, scale_values(grid, raw)[places - begin], opened, first, last)
     if linear.kind == "int-pack" and columns > 1:
         return by_columns(linear, tall, cols, matrix.shape[1], opened.bytes)
     return tall if columns == 1 else np.repeat(tall, cols, axis=1)[:, : matrix.shape[1]]
@@ -211,28 +281,26 @@ def _scale_rows(matrix: Matrix, grid: Tensor, first: int, last: int) -> tuple[ND
     else:
         columns = grid.shape[2] if linear.kind == "fp8-pbwo" else grid.shape[-1]
     rows = np.arange(first, last)
+    if matrix.parts:
+        return np.searchsorted(np.cumsum(matrix.parts), rows, side="right"), 1
     of_a_bank = prod(grid.shape) // max(columns, 1) // banks
     return rows // high * of_a_bank + rows % high // matrix.block[0], columns
 
 
-def _seconded(linear: Linear, scales: F32, opened: OpenFiles) -> F32:
-    """Block scales times the scale of scales, or divided by it."""
-    if linear.kind == "nvfp4":
-        return scales * scalar(linear.scales["weight_scale_2"], opened)
-    if linear.kind == "ct-nvfp4":
-        return scales / scalar(linear.scales["weight_global_scale"], opened)
-    return scales
+def _seconded(linear: Linear, scales: F32, opened: OpenFiles, first: int, last: int) -> F32:
+    """Block scales of rows [first, last), times the scale of scales, or divided by it."""
+    leaf = SECOND.get(linear.kind)
+    if leaf is None:
+        return scales
+    totals = totals_of(linear, opened, first, last)
+    return scales * totals if leaf == "weight_scale_2" else scales / totals
 
 
-def scale_values(tensor: Tensor, raw: NDArray[np.uint8]) -> F32:
-    """Bytes of scales as f32, whatever dtype they have."""
-    if tensor.dtype == "F8_E4M3":
-        return E4M3_VALUES[raw]
-    if tensor.dtype in EXPONENTS:
-        exponents: F32 = raw.astype(np.float32) - np.float32(127)
-        return np.asarray(np.exp2(exponents), np.float32)
-    return floats(tensor, raw)
-
-
-def scalar(tensor: Tensor, opened: OpenFiles) -> F32:
-    return scale_values(tensor, opened.bytes(tensor, 0, tensor.bytes))[:1]
+def totals_of(linear: Linear, opened: OpenFiles, first: int, last: int) -> F32:
+    """The scale of scales of rows [first, last): f32 [1], or [last - first, 1] of a bank with a number a matrix."""
+    tensor = linear.scales[SECOND[linear.kind]]
+    numbers = scale_values(tensor, opened.bytes(tensor, 0, tensor.bytes)).reshape(-1)
+    if len(numbers) == 1:
+        return numbers
+    high = linear.shape[-2] * prod(linear.shape[:-2]) // len(numbers)  # rows under one number
+    return numbers[np.arange(first, last) // high].reshape(-1, 1)

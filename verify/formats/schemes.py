@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 
-from shardmill.verify.formats.forms.gptq import extra_faults
+from shardmill.verify.formats.forms import bitsandbytes, gptq
 from shardmill.verify.formats.forms.whole_fp8 import PARTS_MAX
 from shardmill.verify.formats.fused import kind_of
 from shardmill.verify.formats.linear import (
@@ -22,6 +22,7 @@ from shardmill.verify.formats.linear import (
     PACKED,
     SCALE_DTYPES,
     SECOND,
+    TABLES,
     Form,
     Linear,
     Shape,
@@ -46,13 +47,21 @@ _WITH_A_SCALE = ("U8", "I8", "I32")
 _CODES_ENDS = (".weight_packed", ".weight", ".qweight", "_blocks", "")
 _ALONE = ("F8_E4M3", "F8_E5M2")  # codes even without a scale
 _FUSED = {"_scale_inv": "weight_scale_inv", "_blocks": "_blocks", "_scales": "_scales"}
+_BYTES_BESIDE = frozenset(("absmax", "nested_absmax", *TABLES))  # of bitsandbytes, `weight.absmax`
+_STATES = {"bitsandbytes__nf4": "quant_state_nf4", "bitsandbytes__fp4": "quant_state_fp4"}
 _PARTS = frozenset((*SCALE_DTYPES, *EXTRAS, "qweight", "_blocks"))
-_COMMON = frozenset(("scale", "scales", *EXTRAS, "_scales", "_blocks"))  # words that others use too
+_COMMON = frozenset(
+    ("scale", "scales", *EXTRAS, "_scales", "_blocks", *_BYTES_BESIDE)
+)  # words that others use too
 
 
 def split_name(name: str) -> tuple[str, str]:
     """(module, leaf): `a.b.weight_scale` -> (`a.b`, `weight_scale`); a fused `a.gate_up_proj_blocks` too."""
     module, _, leaf = name.rpartition(".")
+    if leaf in _BYTES_BESIDE and module.endswith(".weight"):
+        return module.removesuffix(".weight"), leaf
+    if leaf in _STATES and module.endswith(".weight.quant_state"):
+        return module.removesuffix(".weight.quant_state"), _STATES[leaf]
     stem, meaning = _stem(leaf)
     return (f"{module}.{stem}" if stem else module), meaning
 
@@ -109,6 +118,9 @@ def _beside_codes(module: str, leaf: str, tensor: Tensor, tensors: Mapping[str, 
     if leaf == "scale":
         weight = tensors.get(f"{module}.weight")
         return tensor.dtype == "F8_E8M0" or (weight is not None and weight.dtype in CODE_DTYPES)
+    if leaf in _BYTES_BESIDE:
+        weight = tensors.get(f"{module}.weight")
+        return weight is not None and weight.dtype == "U8" and f"{module}.weight.absmax" in tensors
     return f"{module}.qweight" in tensors or f"{module}.weight_packed" in tensors
 
 
@@ -120,6 +132,9 @@ def _linear(module: str, tensors: Mapping[str, Tensor], parts: Mapping[str, Tens
     weight = _codes(module, tensors)
     if weight is None or (weight.dtype in FLOATS and f"{module}.qweight" not in tensors):
         return Linear(module, "orphan", None, scales, extras)
+    if weight.dtype == "U8" and "absmax" in scales:
+        kind = "bnb-fp4" if "quant_state_fp4" in extras else "nf4"
+        return Linear(module, kind, weight, scales, extras)
     return Linear(module, _kind(weight, scales), weight, scales, extras)
 
 
@@ -223,7 +238,9 @@ def pair_faults(linears: Iterable[Linear]) -> Iterator[Finding]:
         yield from _dtype_faults(linear, form)
         yield from _grid_faults(linear, form)
         if linear.kind in ("gptq", "awq"):
-            yield from extra_faults(linear)
+            yield from gptq.extra_faults(linear)
+        if linear.kind in bitsandbytes.TABLES:
+            yield from bitsandbytes.extra_faults(linear)
 
 
 def _bare(linear: Linear, form: Form | None) -> Finding:
@@ -247,6 +264,8 @@ def _grid_faults(linear: Linear, form: Form | None) -> Iterator[Finding]:
     for scale in linear.scales.values():
         if form is not None and scale is grid:
             expected = form.grid(linear, scale)
+        elif linear.kind in bitsandbytes.TABLES:
+            expected = ""  # its own faults
         else:
             leading = linear.shape[:-2]  # banks of experts have one each, or one each of gate and up
             fits = ones(scale.shape) or scale.shape in (leading, (*leading, 1), (*leading, 2))

@@ -120,6 +120,26 @@ def _signed_scales(dtype: str, infinity: int, magnitude: int) -> ValueRule:
     )
 
 
+def _unsigned_scales(dtype: str, infinity: int) -> ValueRule:
+    """Of bitsandbytes: a block of zeros has the absmax 0."""
+    return ValueRule(
+        np.dtype(dtype),
+        lambda bits: bool(bits.min() < 0 or bits.max() >= infinity),
+        (
+            ("scale-not-finite", "a finite scale", lambda bits: (bits & 0x7FFFFFFF) >= infinity),
+            (
+                "scale-not-positive",
+                "a scale of zero or above",
+                lambda bits: (bits < 0) & ((bits & 0x7FFFFFFF) < infinity),
+            ),
+        ),
+    )
+
+
+ABSMAX_LAW = _unsigned_scales("<i4", 0x7F800000)
+_ABSMAX = ("absmax", "nested_absmax")
+
+
 def _floats(dtype: str, infinity: int) -> ValueRule:
     """Of tensors that are neither codes nor scales. `infinity`: its bits."""
     sign = 1 << (8 * np.dtype(dtype).itemsize - 1)
@@ -160,6 +180,8 @@ def law_of_scale(kind: str, leaf: str, scale: Tensor) -> ValueRule | None:
     """The law of a scale's elements; None for a dtype that no scale of this name has."""
     if scale.dtype not in SCALE_DTYPES[leaf]:
         return None
+    if leaf in _ABSMAX:
+        return ABSMAX_LAW if scale.dtype == "F32" else None  # a byte is a code of it, and each is one
     signed = SIGNED_SCALE_LAWS.get(scale.dtype) if kind in ("gptq", "awq") and leaf == "scales" else None
     return signed or SCALE_LAWS[scale.dtype]
 

@@ -21,9 +21,10 @@ Run = tuple[int, int]  # first byte, byte after the last
 
 @dataclass(slots=True)
 class ZeroRuns:
-    """Fed a tensor's bytes in order. `runs`: those of RUN_BYTES_MIN or more; the whole tensor if it is all zero."""
+    """Fed a tensor's bytes in order. `runs`: those of `least` bytes or more; the whole tensor if it is all zero."""
 
     total: int
+    least: int = RUN_BYTES_MIN
     runs: list[Run] = field(default_factory=list)
     _seen: int = 0
     _open: int = 0  # zero bytes at the end of what was seen
@@ -31,7 +32,7 @@ class ZeroRuns:
     def feed(self, strip: U8) -> None:
         if not len(strip):
             return
-        if no_run(strip) and strip[-1]:
+        if no_run(strip, self.least) and strip[-1]:
             self._close(self._seen + _leading(strip) if self._open else self._seen)
             self._seen += len(strip)
             return
@@ -45,7 +46,7 @@ class ZeroRuns:
             self._seen += len(strip)
             return
         self._close(self._seen + int(live[0]))
-        for place in np.flatnonzero(np.diff(live) > RUN_BYTES_MIN)[:RUNS_MAX]:
+        for place in np.flatnonzero(np.diff(live) > self.least)[:RUNS_MAX]:
             self._keep(self._seen + int(live[place]) + 1, self._seen + int(live[place + 1]))
         self._open = len(strip) - int(live[-1]) - 1
         self._seen += len(strip)
@@ -56,7 +57,7 @@ class ZeroRuns:
         self._open = 0
 
     def _keep(self, begin: int, end: int) -> None:
-        if end - begin >= min(RUN_BYTES_MIN, max(self.total, 1)) and len(self.runs) < RUNS_MAX:
+        if end - begin >= min(self.least, max(self.total, 1)) and len(self.runs) < RUNS_MAX:
             self.runs.append((begin, end))
 
     def finish(self) -> tuple[Run, ...]:
@@ -64,10 +65,10 @@ class ZeroRuns:
         return tuple(self.runs)
 
 
-def no_run(strip: U8) -> bool:
+def no_run(strip: U8, least: int = RUN_BYTES_MIN) -> bool:
     """Whether the words that are looked at show that no run lies in this strip alone."""
     words = strip[: len(strip) // 8 * 8].view("<u8")
-    return bool(len(words)) and bool(words[::STEP].all())
+    return bool(len(words)) and bool(words[:: least // 16].all())
 
 
 def _leading(strip: U8) -> int:

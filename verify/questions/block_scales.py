@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from shardmill.verify.formats.declared import declaration
 from shardmill.verify.formats.linear import EXPONENTS, F32, Linear
 from shardmill.verify.formats.look import BLOCKED, Sightings
-from shardmill.verify.formats.matrices import Matrix, can_decode, decoded, matrix_of, scale_values, strips
+from shardmill.verify.formats.matrices import Matrix, can_decode, decoded, matrix_of, strips
+from shardmill.verify.formats.opened import scale_values
 from shardmill.verify.formats.zeros import Run
 from shardmill.verify.reading.checkpoint import Checkpoint
 from shardmill.verify.reading.open_files import OpenFiles

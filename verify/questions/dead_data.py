@@ -1,5 +1,7 @@
 """Dead data: weights of zeros, stretches of zero bytes, experts that never answer. No manifest vouches for them.
 
+A norm of which a part is zero, or which is the only one of its kind that is zero, has lost a page of a download.
+
 What is honest: norms and biases of zeros (zero-centred norms are published so), rows of zeros that begin and
 end as rows do and are a small part of the weight (padded vocabularies, reserved tokens, padded widths), and
 whole blocks of codes whose scale is the one that a converter gives to a block of zeros.
@@ -8,9 +10,11 @@ whole blocks of codes whose scale is the one that a converter gives to a block o
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Set
 
-from shardmill.verify.formats.linear import FLOATS, Linear
+from shardmill.verify.formats.fused import kind_of
+from shardmill.verify.formats.linear import FLAT, FLOATS, Linear
 from shardmill.verify.formats.look import Sightings, whole, zero_bytes
 from shardmill.verify.formats.zeros import Run
 from shardmill.verify.reading.checkpoint import Checkpoint
@@ -22,14 +26,48 @@ _HONEST = re.compile(  # names of tensors that are published as zeros
     r"norm|\bln_|bias|position|pos_embed|cls_token|mask|query_tokens|latents|lora_|inv_freq|gamma|beta|layer_?scale"
     r"|(^|\.)(ls\d|A_log|D|dt|alpha|temperature)\b"
 )
+_NORM = re.compile(r"(norm|\bln_\w+|\bln\d?)(\.weight)?$")
+NORM_RUN_BYTES_MIN = (
+    512  # 128 numbers of F32 and more: a page of a download, or the part of it that lies in a norm
+)
+SIBLINGS_MIN = 2
 _EXPERT = re.compile(r"^(.*\bexperts\.\d{1,6})\.")
 
 
 def judged_for_zeros(tensor: Tensor, linears: Mapping[str, Linear]) -> bool:
     """Whether a tensor is a weight of two axes or more in which zeros mean nothing good. `linears`: by weight."""
+    linear = linears.get(tensor.name)
+    if linear is not None and linear.kind in FLAT:
+        return True
     if len(tensor.shape) < 2 or min(tensor.shape) < 2:
         return False
     return tensor.name in linears or (tensor.dtype in FLOATS and not _HONEST.search(tensor.name))
+
+
+def is_norm(tensor: Tensor) -> bool:
+    """Whether a tensor is a norm's vector that a lost page can show in."""
+    return (
+        len(tensor.shape) == 1
+        and tensor.bytes >= NORM_RUN_BYTES_MIN
+        and tensor.dtype in FLOATS
+        and _NORM.search(tensor.name) is not None
+    )
+
+
+def norm_faults(checkpoint: Checkpoint, sightings: Sightings, norms: Set[str]) -> Iterator[Finding]:
+    """`norms`: those with a run of zeros."""
+    wholly = {name for name in norms if whole(sightings.runs[name], checkpoint.tensors[name])}
+    kinds = Counter(kind_of(name) for name, tensor in checkpoint.tensors.items() if is_norm(tensor))
+    dead = Counter(map(kind_of, wholly))
+    for name in sorted(norms):
+        tensor, kind = checkpoint.tensors[name], kind_of(name)
+        if name not in wholly:
+            begin, end = max(sightings.runs[name], key=lambda run: run[1] - run[0])
+            got = f"{end - begin:,} of {tensor.bytes:,} bytes, from byte {begin:,} of the tensor"
+            yield Finding("zero-hole", tensor.file, name, "no stretch of zero bytes", got)
+        elif dead[kind] == 1 and kinds[kind] > SIBLINGS_MIN:
+            expected = f"numbers, as the other {kinds[kind] - 1} of {kind} have"
+            yield Finding("zero-weight", tensor.file, name, expected, f"{tensor} of zeros")
 
 
 def zero_faults(checkpoint: Checkpoint, sightings: Sightings, vouched: Set[str]) -> Iterator[Finding]:
@@ -40,7 +78,7 @@ def zero_faults(checkpoint: Checkpoint, sightings: Sightings, vouched: Set[str])
     dead = {
         name: tensor
         for name, runs in sorted(sightings.runs.items())
-        if whole(runs, tensor := checkpoint.tensors[name])
+        if whole(runs, tensor := checkpoint.tensors[name]) and not is_norm(tensor)
     }
     experts = _dead_experts(checkpoint, dead)
     for expert, tensors in experts.items():
@@ -103,7 +141,9 @@ def _stretches(tensor: Tensor, runs: tuple[Run, ...]) -> Iterator[Finding]:
         )
     row = max(DTYPE_BITS[tensor.dtype] * tensor.shape[-1] // 8, 1)
     if slabs or (
-        zero_bytes(runs) <= PADDING_SHARE_MAX * tensor.bytes and all(_is_rows(run, row) for run in runs)
+        row > 1
+        and zero_bytes(runs) <= PADDING_SHARE_MAX * tensor.bytes
+        and all(_is_rows(run, row) for run in runs)
     ):
         return
     begin, end = max(runs, key=lambda run: run[1] - run[0])

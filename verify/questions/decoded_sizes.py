@@ -11,11 +11,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardmill.verify.formats.by_inputs import INPUTS, can_decode_by_inputs, decoded_by_inputs
+from shardmill.verify.formats.by_elements import BY_ELEMENTS
+from shardmill.verify.formats.by_inputs import BY_INPUTS, INPUTS, decoded_by_inputs
 from shardmill.verify.formats.declared import Declaration
 from shardmill.verify.formats.fused import kind_of
 from shardmill.verify.formats.linear import F32, FLOATS, Linear
-from shardmill.verify.formats.matrices import Matrix, can_decode, matrix_of, values
+from shardmill.verify.formats.matrices import (
+    Matrix,
+    can_decode,
+    matrix_of,
+    matrix_of_parts,
+    matrix_with_state,
+    values,
+)
 from shardmill.verify.reading.checkpoint import Checkpoint
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.reading.open_files import OpenFiles
@@ -44,7 +52,11 @@ def sizes_of(
 ) -> list[Size]:
     """Sizes in the order of names; a weight that can't be decoded or read has none."""
     found: list[Size] = []
-    weights = [linear for linear in linears.values() if can_decode(linear) or can_decode_by_inputs(linear)]
+    weights = [
+        linear
+        for linear in linears.values()
+        if can_decode(linear) or linear.kind in (*BY_ELEMENTS, "fp8-parts")
+    ]
     with OpenFiles(checkpoint.source) as opened:
         for linear in _spread(weights, WEIGHTS_MAX):
             tensors = [
@@ -97,12 +109,22 @@ def _measured(tensor: Tensor, module: str, quantized: bool, strips: Iterator[F32
 def _rows_of(
     linear: Linear, declared: Declaration | None, checkpoint: Checkpoint, opened: OpenFiles
 ) -> Iterator[F32]:
-    if linear.kind in ("gptq", "awq"):
+    if linear.kind in BY_INPUTS:
+        as_stored = bool(declared and declared.zeros_as_stored)
         for first in _places(linear.shape[0] // INPUTS, 1):
-            yield decoded_by_inputs(linear, opened, first * INPUTS, (first + 1) * INPUTS)
+            yield decoded_by_inputs(linear, opened, first * INPUTS, (first + 1) * INPUTS, as_stored)
         return
-    matrix = matrix_of(linear, declared, checkpoint.manifest)
-    yield from _matrix_rows(matrix, opened)
+    if linear.kind in BY_ELEMENTS:
+        with_state = matrix_with_state(linear, opened)
+        if with_state is not None:
+            yield from _matrix_rows(with_state, opened)
+        return
+    if linear.kind == "fp8-parts":
+        fused = matrix_of_parts(linear, checkpoint.config or {})
+        if fused is not None:
+            yield from _matrix_rows(fused, opened)
+        return
+    yield from _matrix_rows(matrix_of(linear, declared, checkpoint.manifest), opened)
 
 
 def _float_rows(tensor: Tensor, opened: OpenFiles) -> Iterator[F32]:

@@ -13,7 +13,8 @@ from typing import Any
 from shardmill.verify.formats.fused import kind_of
 from shardmill.verify.formats.schemes import is_scale, split_name
 from shardmill.verify.formats.values import place_of
-from shardmill.verify.questions.roundtrip import loss_of, pairs_of
+from shardmill.verify.questions.pairs import pairs_of
+from shardmill.verify.questions.roundtrip import loss_of
 from shardmill.verify.reading.checkpoint import INDEX_SUFFIX, Checkpoint, open_checkpoint
 from shardmill.verify.reading.file_pass import FileJob, Task
 from shardmill.verify.reading.header import DTYPE_BITS, Tensor

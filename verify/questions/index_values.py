@@ -11,13 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardmill.verify.formats.linear import Linear
+from shardmill.verify.formats.by_elements import state_of, state_tensor
+from shardmill.verify.formats.forms.bitsandbytes import TABLES
+from shardmill.verify.formats.linear import FLAT, Linear
 from shardmill.verify.reading.checkpoint import Checkpoint
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.reading.open_files import OpenFiles
 from shardmill.verify.rules.findings import Finding
 
 INDEX_BYTES_MAX = 4 << 20
+TABLE_ERROR_MAX = 1e-4
 INTEGERS = {"I32": "<i4", "I64": "<i8"}
 
 
@@ -35,6 +38,8 @@ def index_faults(checkpoint: Checkpoint, linears: Mapping[str, Linear]) -> Itera
                         if leaf == "weight_shape"
                         else _groups(linear, tensor, values)
                     )
+            if linear.kind in FLAT and _all_readable(checkpoint, linear):
+                yield from _table(linear, opened)
 
 
 def _groups(linear: Linear, tensor: Tensor, values: NDArray[np.integer[Any]]) -> Iterator[Finding]:
@@ -61,3 +66,22 @@ def _shape(linear: Linear, tensor: Tensor, values: NDArray[np.integer[Any]]) -> 
     if not fits:
         expected = f"[{rows}, {8 * words} or {4 * words}] for {linear.weight}"
         yield Finding("index-range", tensor.file, tensor.name, expected, str(values[:4].tolist()))
+
+
+def _all_readable(checkpoint: Checkpoint, linear: Linear) -> bool:
+    return all(checkpoint.readable(tensor) for tensor in (*linear.scales.values(), *linear.extras.values()))
+
+
+def _table(linear: Linear, opened: OpenFiles) -> Iterator[Finding]:
+    """bitsandbytes' table of sixteen numbers and its state; a missing one is a finding of its own."""
+    table, state = linear.extras.get("quant_map"), state_tensor(linear)
+    if table is not None and (table.dtype, table.shape) == ("F32", (16,)):
+        values = opened.bytes(table, 0, table.bytes).view("<f4")
+        far = np.abs(values - np.array(TABLES[linear.kind], np.float32)) > TABLE_ERROR_MAX
+        if far.any() or not np.isfinite(values).all():
+            place = int(np.argmax(far | ~np.isfinite(values)))
+            expected = f"{TABLES[linear.kind][place]:.6g} at {place}, of {linear.kind}"
+            yield Finding("table-foreign", table.file, table.name, expected, f"{values[place]:.6g}")
+    if state is not None and table is not None and state_of(linear, opened) is None:
+        expected = "shape, blocksize and offset in JSON that fit the codes and absmax"
+        yield Finding("table-foreign", state.file, state.name, expected, "another state")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from shardmill.verify.formats.declared import CONFIG
-from shardmill.verify.formats.linear import FLOATS, Linear
+from shardmill.verify.formats.linear import FLAT, FLOATS, Linear
 from shardmill.verify.formats.schemes import split_name
 from shardmill.verify.questions.lint_names import Names
 from shardmill.verify.questions.tied import EMBEDDING, TOWER, tied
@@ -21,6 +21,10 @@ from shardmill.verify.rules.findings import Finding
 Shape = tuple[int, ...]
 NAME_CHARS_MAX = 200
 
+_NORM = re.compile(r"\blayers\.\d+\.(input|post_attention)_layernorm\.weight$")  # where codes show no width
+_EMBEDDING = re.compile(
+    r"(^|\.)(embed_tokens|wte|word_embeddings|tok_embeddings|embed_in|embeddings?|shared|embed)\.weight$"
+)
 _HEAD = re.compile(
     r"(^|\.)(lm_head|head|output|embed_out|output_layer|score|classifier|cls|lm_head\.\w+|decoder)"
     r"\.(\w+\.)*(weight|weight_packed|qweight|linear)$"
@@ -54,7 +58,7 @@ def _trunk_shapes(names: Names) -> dict[tuple[str, str], dict[str, tuple[Shape, 
         if match is None or TOWER.search(match["front"]):
             continue
         linear = names.linears.get(split_name(tensor.name)[0])
-        if not _decodes_to_its_shape(names, linear, tensor):
+        if not _decodes_to_its_shape(names, linear, tensor) or (linear is not None and linear.kind in FLAT):
             continue
         shape = linear.shape if linear is not None and linear.weight is not None else tensor.shape
         if len(shape) == 2:
@@ -107,6 +111,9 @@ def _sizes(
     ]
     if hidden and entries and all(shape[1] != hidden for shape, _ in entries):
         yield _wrong(entries[0][1], "hidden_size", hidden, f"{entries[0][0][1]:,} columns")
+    norms = [t for name, t in names.checkpoint.tensors.items() if _NORM.search(name) and len(t.shape) == 1]
+    if hidden and not entries and norms and all(norm.shape[0] != hidden for norm in norms):
+        yield _wrong(norms[0], "hidden_size", hidden, f"{norms[0].shape[0]:,} numbers")
     widths = [
         row
         for (_, part), rows in shapes.items()

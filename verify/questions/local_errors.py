@@ -2,8 +2,8 @@
 
 Rounding to the nearest code moves a weight of about its group's size by a known share at most (E4M3 1/16, E2M1 1/3,
 scales' own rounding added). Where most such weights of a row, column or block moved further, and the weight as a whole
-did not, that row, column or block is another one. A weight that was not rounded to the nearest (GPTQ) shows as a whole
-and is left to the bounds of the whole.
+did not, that row, column or block is another one. Integers, which are often not rounded to the nearest, are held to
+`local_fits`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from shardmill.verify.formats.blocks import Block
 MOVED = {
     "fp8": 0.125,
     "fp4": 0.4,
-    "int": 0.6,
-}  # share of max(|got|, |want|): twice E4M3's rounding, E2M1's with its scale's, INT4's under the scale of a whole row
+    "table": 0.5,
+    "table4": 0.5,
+}  # share of max(|got|, |want|): twice E4M3's rounding, E2M1's with its scale's, that of bitsandbytes' tables
 LARGE = 0.6  # of the root mean square of its group: smaller weights may round to anything
 QUIET = 0.1  # groups below this share of the strip's root mean square may be lost by a shared scale
 SHARE = 0.5  # of a group's large weights that moved too far: it is another group
@@ -62,7 +63,7 @@ class LocalErrors:
         self._by_block(first, large, moved)
 
     def _large(self, largest: NDArray[Any], want: NDArray[Any]) -> NDArray[np.bool_]:
-        wide = self.block[1] if self.kind == "fp4" else want.shape[1]
+        wide = self.block[1] if self.kind in ("fp4", "table", "table4") else want.shape[1]
         if want.shape[1] % wide:
             wide = want.shape[1]
         squares = np.square(want, dtype=np.float64).reshape(len(want), -1, wide).mean(2)

@@ -24,11 +24,13 @@ from shardmill.verify.formats.matrices import (
     decoded,
     largest,
     matrix_of,
-    scale_values,
+    totals_of,
     values,
 )
+from shardmill.verify.formats.opened import scale_values
 from shardmill.verify.formats.schemes import quantized
 from shardmill.verify.formats.table import FORMS
+from shardmill.verify.formats.zero_points import zeros_of
 from shardmill.verify.questions.companions import names_here
 from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
 from shardmill.verify.reading.header import DTYPE_BITS
@@ -188,8 +190,9 @@ def _drawn(
     for linear in linears.values():
         tensors = [*linear.scales.values(), *([linear.weight] if linear.weight else [])]
         plain = linear.extras.keys() <= {
-            "weight_shape"
-        }  # no formula here knows zero points or reordered groups
+            "weight_shape",
+            "weight_zero_point",
+        }  # no formula knows reordered groups
         if plain and can_decode(linear) and all(child.readable(tensor) for tensor in tensors):
             by_kind.setdefault(linear.kind, []).append(linear)
     for found in by_kind.values():
@@ -242,9 +245,7 @@ def _asked(kind: str, dtype: str) -> Iterator[Formula]:
 
 
 def _some(sample: Sample, n: NDArray[np.int64]) -> Sample:
-    return Sample(
-        sample.values[n], sample.amax[n], sample.scales[n], sample.codes[n], sample.total, sample.low
-    )
+    return sample.part(n)
 
 
 def _samples(
@@ -288,11 +289,16 @@ def _blocks(
     amaxes = (
         np.abs(floats).max(axis=1, keepdims=True) if amax is None else np.full((count, 1), amax, np.float32)
     )
-    second = linear.scales.get(SECOND.get(linear.kind, ""))
     total = np.ones((1, 1), np.float32)
-    if second is not None:
-        total = scale_values(second, ours.bytes(second, 0, second.bytes))[:1].reshape(1, 1)
-    return Sample(floats, amaxes, scales, np.asarray(apart(codes), np.uint8), total, low)
+    if linear.kind in SECOND:
+        total = totals_of(linear, ours, first, first + 1).reshape(1, 1)
+    zeros = zeros_of(linear, matrix.word_bits, first, first + 1, ours.bytes)
+    stored = (
+        (zeros + np.float32(1 << (matrix.word_bits - 1))).reshape(-1, 1)[:count]
+        if zeros is not None
+        else None
+    )
+    return Sample(floats, amaxes, scales, np.asarray(apart(codes), np.uint8), total, low, stored)
 
 
 def _stored_scales(matrix: Matrix, first: int, count: int, ours: OpenFiles) -> NDArray[np.float32]:

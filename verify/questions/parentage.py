@@ -15,9 +15,11 @@ from math import prod
 
 from shardmill.verify.formats.laws import NUMERICS, REBLOCK, RECONCILE
 from shardmill.verify.formats.linear import INTEGER_SHAPES
+from shardmill.verify.formats.matrices import can_decode
 from shardmill.verify.formats.schemes import FLOATS, SCALE_DTYPES, WEIGHTS, Linear, quantized, split_name
 from shardmill.verify.questions.beside_parent import ties_head
 from shardmill.verify.questions.companions import belongs_to, container_of, names_here, native_layout, unfused
+from shardmill.verify.questions.foldings import foldable
 from shardmill.verify.questions.manifest_claims import claims_beside
 from shardmill.verify.questions.renames import claim_faults, rename_faults
 from shardmill.verify.reading.checkpoint import Checkpoint
@@ -78,6 +80,7 @@ class Kin:
     theirs: dict[str, Linear]
     here: dict[str, str]  # parent's name -> name here
     containers: frozenset[str]  # of the child's tensors
+    folded: frozenset[str]  # layers whose norms roundtrip holds to the weights that took factors from them
 
     @property
     def manifest(self) -> Manifest | None:
@@ -101,8 +104,9 @@ def parentage(child: Checkpoint, linears: dict[str, Linear], source: Source, rep
     renamed = names_here(child, parent)
     here = {name: renamed.get(name, name) for name in parent.tensors}
     kin = Kin(
-        child, parent, linears, quantized(parent.tensors), here, frozenset(map(container_of, child.tensors))
-    )
+        child, parent, linears, quantized(parent.tensors), here, frozenset(map(container_of, child.tensors)),
+        frozenset(_folded(child, parent, linears)),
+    )  # fmt: skip
     if manifest is not None:
         shards = manifest.shards.values()
         origin.sources = {name: digest for shard in shards for name, digest in shard.sources.items()}
@@ -119,6 +123,14 @@ def parentage(child: Checkpoint, linears: dict[str, Linear], source: Source, rep
         )
     _say_excused(origin, report)
     return origin
+
+
+def _folded(child: Checkpoint, parent: Checkpoint, linears: dict[str, Linear]) -> Iterator[str]:
+    """Layers with integers that were made from this parent's floats by a tool that leaves no manifest."""
+    for linear in linears.values() if child.manifest is None else ():
+        before = parent.tensors.get(linear.float_name)
+        if foldable(linear.kind) and can_decode(linear) and before is not None and before.dtype in FLOATS:
+            yield container_of(linear.module)
 
 
 def _foreign_sources(origin: Parentage) -> Iterator[Finding]:
@@ -148,6 +160,10 @@ def _held(kin: Kin, origin: Parentage, name: str, theirs: Tensor) -> Iterator[Fi
         yield from _converted(kin, origin, name)
     elif _repaired(kin, name):
         origin.excuse("repaired: roundtrip compares what both decode to", name)
+    elif len(ours.shape) == 1 and ours.dtype in FLOATS and container_of(ours.name) in kin.folded:
+        origin.excuse(
+            "of a layer of integers: roundtrip holds it to the weights that it may be folded into", name
+        )
     elif kin.child.readable(ours) and kin.parent.readable(theirs):
         origin.twins[ours.name] = theirs
 

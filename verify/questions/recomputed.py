@@ -11,15 +11,8 @@ from numpy.typing import NDArray
 from shardmill.verify.formats.encode import decodes_to
 from shardmill.verify.formats.laws import REBLOCK, RECAST, bf16, nvfp4_of_mxfp4
 from shardmill.verify.formats.linear import F32, SECOND, U8
-from shardmill.verify.formats.matrices import (
-    Matrix,
-    decoded,
-    floats,
-    largest,
-    scalar,
-    scale_values,
-    values,
-)
+from shardmill.verify.formats.matrices import Matrix, decoded, largest, values
+from shardmill.verify.formats.opened import floats, scalar, scale_values
 from shardmill.verify.questions.recomputable import OF_POWERS, Weight
 from shardmill.verify.reading.header import DTYPE_BITS, Tensor
 from shardmill.verify.reading.open_files import OpenFiles

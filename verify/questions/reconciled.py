@@ -16,7 +16,7 @@ from shardmill.verify.formats.encode import nearest
 from shardmill.verify.formats.fused import fused_groups
 from shardmill.verify.formats.laws import RECONCILE
 from shardmill.verify.formats.linear import U8, Linear
-from shardmill.verify.formats.matrices import scalar
+from shardmill.verify.formats.opened import scalar
 from shardmill.verify.formats.schemes import quantized, split_name
 from shardmill.verify.reading.checkpoint import Checkpoint
 from shardmill.verify.reading.header import Tensor

@@ -15,24 +15,19 @@ from math import sqrt
 import numpy as np
 from numpy.typing import NDArray
 
-from shardmill.verify.formats.declared import Declaration, declaration
-from shardmill.verify.formats.fused import kind_of
-from shardmill.verify.formats.laws import REBLOCK, RECAST
 from shardmill.verify.formats.matrices import (
-    Matrix,
-    can_decode,
+    column_order,
     decoded,
-    matrix_of,
     rounded_as,
     strips,
     values,
 )
-from shardmill.verify.formats.schemes import FLOATS, PACKED, Linear, is_scale, quantized, split_name
-from shardmill.verify.questions.companions import names_here, native_layout
-from shardmill.verify.questions.coverage import form_of
-from shardmill.verify.questions.local_errors import MOVED, LocalErrors
-from shardmill.verify.reading.checkpoint import Checkpoint, open_checkpoint
-from shardmill.verify.reading.manifest import Conversion
+from shardmill.verify.questions.companions import native_layout
+from shardmill.verify.questions.foldings import Folding, foldings_of
+from shardmill.verify.questions.local_errors import MOVED, NAMED_MAX, LocalErrors
+from shardmill.verify.questions.local_fits import LocalFits
+from shardmill.verify.questions.pairs import Pair, left_out, pairs_of
+from shardmill.verify.reading.checkpoint import open_checkpoint
 from shardmill.verify.reading.open_files import OpenFiles
 from shardmill.verify.reading.parents import open_parent
 from shardmill.verify.reading.progress import Progress
@@ -41,7 +36,6 @@ from shardmill.verify.reading.threads import pinned
 from shardmill.verify.rules.findings import Finding, Report
 
 ROUNDED_DOWN = ("mxfp4", "gpt-oss", "mxfp8")
-INTEGERS = ("int8", "int-pack", "gptq", "awq")
 BEYOND = 7 / 6  # the largest code of E2M1, 6, is nearest up to 7; of E4M3, 448, up to 464
 
 
@@ -57,22 +51,49 @@ class Limits:
     """
 
     error: Mapping[str, float] = field(
-        default_factory=lambda: {"fp8": 0.05, "fp4": 0.16, "int": 0.3, "float": 0.005, "same": 1e-4}
+        default_factory=lambda: {
+            "fp8": 0.05,
+            "fp4": 0.16,
+            "table": 0.15,  # in blocks of 64
+            "table4": 0.2,
+            "int": 0.45,
+            "int2": 1.6,
+            "int8": 0.3,
+            "float": 0.005,
+            "same": 1e-4,
+        }
     )
     gain: Mapping[str, float] = field(
         default_factory=lambda: {
             "fp8": 0.02,
             "fp4": 0.02,
+            "table": 0.03,
+            "table4": 0.03,
             "mx": 0.06,
-            "int": 0.02,
+            "int": 0.08,
+            "int2": 0.15,
+            "int8": 0.02,
             "float": 0.005,
             "same": 1e-4,
         }
     )
-    cosine: float = 0.985
-    integers: float = 0.95  # cosine of integer codes
+    cosine: Mapping[str, float] = field(
+        default_factory=lambda: {
+            "fp8": 0.985,
+            "fp4": 0.985,
+            "table": 0.9,
+            "table4": 0.9,
+            "int": 0.9,
+            "int2": 0.4,
+            "int8": 0.95,
+            "float": 0.985,
+            "same": 0.985,
+        }
+    )
+    shift: Mapping[str, float] = field(default_factory=lambda: {"int": 0.1, "int8": 0.01})  # of the mean
     clipped: float = 0.001  # of codes: the largest one, for a weight that lies beyond it
     zeros: float = 0.25  # FP4 has only eight magnitudes, and rounds a fifth of a normal weight to zero
+    zeros_of_four: float = 0.5  # INT4 under one scale a row, and columns that AWQ made smaller
     native: float = 0.005  # below, the parent's weight was made from FP8 codes
 
 
@@ -87,12 +108,16 @@ class Loss:
     parent: float = 0.0
     child: float = 0.0
     product: float = 0.0
+    shift: float = 0.0  # sum of differences
     largest: float = 0.0
     saturated: int = 0  # codes of the largest value: at least one a block, if the scale is amax / 448
     clipped: int = 0  # of these, for weights that are larger still
     zeros: int = 0
     equal: int = 0  # elements that are the parent's own once rounded to its dtype
     odd: tuple[str, ...] = ()  # rows, columns and blocks that are not the parent's
+    segments: tuple[
+        tuple[float, float], ...
+    ] = ()  # (error, gain) of each matrix of a bank, of each fused part
 
     @property
     def error(self) -> float:
@@ -119,6 +144,7 @@ class Loss:
             "parent",
             "child",
             "product",
+            "shift",
             "saturated",
             "clipped",
             "zeros",
@@ -126,29 +152,6 @@ class Loss:
         ):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.largest = max(self.largest, other.largest)
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A weight of the child and the parent's that it was made from."""
-
-    name: str
-    family: str
-    child: Matrix
-    parent: Matrix
-    same: bool = False  # both must decode to the same values: codes were kept, their scales written anew
-    claimed: bool = False  # the manifest says that every block is exact
-
-    @property
-    def limited(self) -> str:
-        """Which limits hold: "fp8", "fp4", "int", "float" or "same"."""
-        coded = self.child.linear or self.parent.linear
-        if self.same:
-            return "same"
-        if self.child.linear is None or coded is None:
-            return "float"
-        kind = coded.kind
-        return "fp4" if kind in PACKED else "int" if kind in INTEGERS else "fp8"
 
 
 def roundtrip(
@@ -163,8 +166,11 @@ def roundtrip(
     child = open_checkpoint(source, report)
     origin = open_parent(parent, child, report, Report("roundtrip"))
     pairs = list(pairs_of(child, origin, everything))
-    for form, count in _left_out(child, origin, pairs).items():
+    for form, count in left_out(child, origin, pairs).items():
         report.leaves_out(f"values of {count:,} weights", f"{form} are not compared")
+    foldings = foldings_of(child, origin, pairs)
+    pairs = [pair for pair in pairs if pair.name not in foldings.judged]
+    report.add(*foldings.findings)
     if not pairs:
         why = native_layout(child, origin) or "no weight of the parent has another form here"
         report.leaves_out("values", why)
@@ -172,7 +178,7 @@ def roundtrip(
     done = Progress(sum(pair.child.tensor.bytes for pair in pairs), progress)
 
     def measure(pair: Pair, _: None) -> Loss:
-        loss = loss_of(pair, source, parent)
+        loss = loss_of(pair, source, parent, foldings.by_weight.get(pair.name))
         done.add(pair.child.tensor.bytes)
         return loss
 
@@ -180,6 +186,10 @@ def roundtrip(
     remote = source.remote or parent.remote
     losses = pinned(measure, largest_first, lambda: None, done=done, remote=remote)
     by_name = {loss.name: loss for loss in losses}
+    unproven = [pair.name for pair in pairs if (one := foldings.by_weight.get(pair.name)) and one.unproven]
+    if unproven:
+        why = f"no norm and no weight beside takes a factor a column or a row back, as of {unproven[0]}"
+        report.leaves_out(f"such factors of {len(unproven):,} weights", why)
     for pair in pairs:
         report.add(*_faults(pair, by_name[pair.name], limits))
     report.facts["families"] = _families(pairs, by_name, limits)
@@ -187,145 +197,59 @@ def roundtrip(
     return report
 
 
-def pairs_of(child: Checkpoint, parent: Checkpoint, everything: bool) -> Iterator[Pair]:
-    """Each weight with another form here than in the parent, by the parent's name (before a renaming)."""
-    ours, theirs = quantized(child.tensors), quantized(parent.tensors)
-    renamed = {new: old for old, new in names_here(child, parent).items()}
-    declared = declaration(child.quantization)[0] if child.quantization else None
-    declared_there = declaration(parent.quantization)[0] if parent.quantization else None
-    for linear in ours.values():
-        if not can_decode(linear) or linear.weight is None or not _readable(child, linear):
-            continue
-        name = renamed.get(linear.float_name, linear.float_name)
-        their_linear = theirs.get(split_name(name)[0])
-        kept = their_linear is not None and _same_form(linear, their_linear)
-        if kept and not everything and not _repaired(child, linear):
-            continue
-        other = _parents_matrix(parent, their_linear, name, declared_there)
-        matrix = matrix_of(linear, declared, child.manifest)
-        conversion = child.manifest.conversions.get(linear.weight.name) if child.manifest else None
-        if other is not None and _transposed(child, conversion, other):
-            other = Matrix(other.tensor, transposed=True)
-        if other is None or other.shape != matrix.shape:
-            continue
-        family = conversion.family if conversion is not None else kind_of(linear.module)
-        same = conversion is not None and (conversion.numerics == REBLOCK or _claims_all(conversion))
-        claimed = conversion is not None and _claims_all(conversion)
-        yield Pair(linear.weight.name, family, matrix, other, same, claimed)
-    yield from _float_pairs(child, parent, theirs, renamed, declared_there)
-
-
-def _transposed(child: Checkpoint, conversion: Conversion | None, parent: Matrix) -> bool:
-    """Whether the parent's floats have rows for columns, which a square weight's shape does not show."""
-    manifest = child.manifest
-    said = manifest is not None and conversion is not None and conversion.family in manifest.transposed
-    return said and parent.linear is None and len(parent.tensor.shape) >= 2
-
-
-def _claims_all(conversion: Conversion) -> bool:
-    """Whether the manifest says that every block of a weight made of codes decodes to the parent's numbers."""
-    blocks = conversion.counts.get("blocks", 0)
-    return conversion.numerics == RECAST and conversion.counts.get("exact_blocks") == blocks > 0
-
-
-def _same_form(linear: Linear, other: Linear) -> bool:
-    """Whether a weight has the parent's own form; then its bytes are held to the parent's by `integrity`."""
-
-    def shapes(of: Linear) -> list[tuple[str, str, tuple[int, ...]]]:
-        grid = [of.weight, of.grid]
-        return [(split_name(t.name)[1], t.dtype, t.shape) for t in grid if t is not None]
-
-    return shapes(linear) == shapes(other)
-
-
-def _repaired(child: Checkpoint, linear: Linear) -> bool:
-    scales = {scale.name for scale in linear.scales.values()}
-    return child.manifest is not None and any(row.get("tensor") in scales for row in child.manifest.repairs)
-
-
-def _parents_matrix(
-    parent: Checkpoint, linear: Linear | None, name: str, declared: Declaration | None
-) -> Matrix | None:
-    if linear is not None and linear.weight is not None and can_decode(linear):
-        return matrix_of(linear, declared) if _readable(parent, linear) else None
-    tensor = parent.tensors.get(name)
-    if tensor is None or tensor.dtype not in FLOATS or not parent.readable(tensor):
-        return None
-    return Matrix(tensor)
-
-
-def _float_pairs(
-    child: Checkpoint,
-    parent: Checkpoint,
-    theirs: Mapping[str, Linear],
-    renamed: Mapping[str, str],
-    declared: Declaration | None,
-) -> Iterator[Pair]:
-    """Floats that are codes in the parent, or floats of another dtype."""
-    for tensor in child.tensors.values():
-        name = renamed.get(tensor.name, tensor.name)
-        if (
-            tensor.dtype not in FLOATS
-            or not tensor.shape
-            or not child.readable(tensor)
-            or is_scale(tensor.name)
-        ):
-            continue
-        linear = theirs.get(split_name(name)[0]) if split_name(name)[1] != "bias" else None
-        before = parent.tensors.get(name)
-        if before is not None and (before.dtype, before.shape) == (tensor.dtype, tensor.shape):
-            continue
-        other = _parents_matrix(parent, linear, name, declared)
-        matrix = Matrix(tensor)
-        if other is not None and other.shape == matrix.shape:
-            conversion = child.manifest.conversions.get(tensor.name) if child.manifest else None
-            yield Pair(tensor.name, conversion.family if conversion else kind_of(name), matrix, other)
-
-
-def _left_out(child: Checkpoint, parent: Checkpoint, pairs: list[Pair]) -> dict[str, int]:
-    """Form -> how many quantized weights here were not compared, though the parent has other bytes for them."""
-    paired = {pair.name for pair in pairs}
-    theirs = quantized(parent.tensors)
-    left: dict[str, int] = {}
-    for linear in quantized(child.tensors).values():
-        weight = linear.weight
-        if weight is None or weight.name in paired:
-            continue
-        before = theirs.get(linear.module)
-        if before is not None and _same_form(linear, before):
-            continue
-        form = form_of(weight, child.tensors, linear)
-        left[form] = left.get(form, 0) + 1
-    return left
-
-
-def _readable(checkpoint: Checkpoint, linear: Linear) -> bool:
-    weights = [linear.weight] if linear.weight else []
-    tensors = [*linear.scales.values(), *linear.extras.values(), *weights]
-    return all(checkpoint.readable(tensor) for tensor in tensors)
-
-
-def loss_of(pair: Pair, source: Source, parent: Source) -> Loss:
+def loss_of(pair: Pair, source: Source, parent: Source, folding: Folding | None = None) -> Loss:
+    """`folding`: what the weight was multiplied by on purpose."""
     kind = pair.child.linear.kind if pair.child.linear is not None else "float"
     loss = Loss(pair.name, kind)
     limited = pair.limited
-    local = LocalErrors(pair.child.shape, pair.child.block, limited) if limited in MOVED else None
     with OpenFiles(source) as ours, OpenFiles(parent) as theirs:
+        local, segments = _local(pair, ours), pair.segments
+        sums = np.zeros((3, int(segments[-1]) + 1 if len(segments) else 0))
         for first, last in strips(pair.child):
             want = values(pair.parent, theirs, first, last)
+            if folding is not None:
+                want = want * folding.columns * folding.rows[first:last, None]
             if pair.child.linear is None:
                 got = values(pair.child, ours, first, last)
             else:
                 got, codes = decoded(pair.child, ours, first, last)
                 _add_codes(loss, limited, codes, got, want)
             _add_sums(loss, got, want)
+            if len(segments):
+                _add_segments(sums, segments[first:last], got, want)
             if local is not None:
                 with np.errstate(all="ignore"):
                     local.feed(first, got, want)
             loss.equal += int(np.count_nonzero(rounded_as(pair.parent.tensor, got) == want))
             loss.elements += got.size
     loss.odd = tuple(local.odd()) if local is not None else ()
+    away, product, square = sums
+    some = square > 0
+    rooted = np.sqrt(away[some] / square[some])
+    loss.segments = tuple(zip(rooted.tolist(), (product[some] / square[some]).tolist(), strict=True))
     return loss
+
+
+def _add_segments(
+    sums: NDArray[np.float64],
+    segments: NDArray[np.int64],
+    got: NDArray[np.float32],
+    want: NDArray[np.float32],
+) -> None:
+    """Squared errors, products and the parent's squares, by segment."""
+    with np.errstate(all="ignore"):
+        for part, products in zip(sums, ((got - want) ** 2, got * want, want * want), strict=True):
+            np.add.at(part, segments, products.sum(1, dtype=np.float64))
+
+
+def _local(pair: Pair, ours: OpenFiles) -> LocalErrors | LocalFits | None:
+    """What looks at rows, columns and blocks, by how their codes were made."""
+    if pair.limited == "int2" or pair.integer_bits == 3:
+        return None  # too coarse for its parts to tell
+    if pair.limited.startswith("int"):
+        eight = pair.limited == "int8"
+        return LocalFits(pair.child.shape, pair.child.block, eight, column_order(pair.child, ours))
+    return LocalErrors(pair.child.shape, pair.child.block, pair.limited) if pair.limited in MOVED else None
 
 
 def _add_sums(loss: Loss, got: NDArray[np.float32], want: NDArray[np.float32]) -> None:
@@ -337,6 +261,7 @@ def _add_sums(loss: Loss, got: NDArray[np.float32], want: NDArray[np.float32]) -
         loss.parent += float(np.multiply(b, b).sum())
         loss.child += float(np.multiply(a, a).sum())
         loss.product += float(np.multiply(a, b).sum())
+        loss.shift += float(away.sum())
         loss.largest = max(loss.largest, float(np.abs(away).max(initial=0)))
 
 
@@ -344,7 +269,7 @@ def _add_codes(
     loss: Loss, limited: str, codes: NDArray[np.uint8], got: NDArray[np.float32], want: NDArray[np.float32]
 ) -> None:
     """Counts codes at the largest value and codes of zero; integer codes have no sign bit to take off."""
-    if limited == "int":
+    if limited.startswith(("table", "int")):
         loss.zeros += int(np.count_nonzero((got == 0) & (want != 0)))
         return
     mask, top = (0x7, 0x7) if limited == "fp4" else (0x7F, 0x7E)
@@ -361,28 +286,53 @@ def _add_codes(
 def _faults(pair: Pair, loss: Loss, limits: Limits) -> Iterator[Finding]:
     file, share = pair.child.tensor.file, max(loss.elements, 1)
     limited = pair.limited
-    limit = limits.error[limited]
+    limit = limits.error[limited] * _times_of(pair)
     gain = limits.gain["mx" if loss.kind in ROUNDED_DOWN else limited]
     if not loss.error <= limit:  # NaN is not
         yield Finding("roundtrip-error", file, loss.name, f"at most {limit:.1%}", f"{loss.error:.2%}")
-    cosine = limits.integers if limited == "int" else limits.cosine
+    cosine = limits.cosine[limited]
     if not loss.cosine >= cosine:
         yield Finding("roundtrip-cosine", file, loss.name, f"at least {cosine}", f"{loss.cosine:.5f}")
     if abs(loss.gain - 1) > gain and loss.error <= limit:
         got = f"{loss.gain:.4f} times"
         yield Finding("roundtrip-gain", file, loss.name, f"within {gain:.1%} of the parent's size", got)
+    if loss.parent and abs(shift := loss.shift / sqrt(loss.parent * share)) > limits.shift.get(limited, 1.0):
+        got = f"{shift:+.3f} of it"
+        yield Finding("roundtrip-gain", file, loss.name, "the parent's mean, within its size", got)
     if pair.claimed and loss.difference:
         got = f"relative error {loss.error:.2g}"
         yield Finding("claim-false", file, loss.name, "every block exact, as the manifest says", got)
+    yield from _odd_segments(pair, loss, limit, gain)
     if loss.odd:
         expected = "each row, column and block within its rounding"
         yield Finding("roundtrip-local", file, loss.name, expected, ", ".join(loss.odd))
     if loss.clipped / share > limits.clipped:
         got = f"{loss.clipped / share:.1%} of codes"
         yield Finding("clipped-codes", file, loss.name, f"at most {limits.clipped:.1%}", got)
-    if loss.zeros / share > limits.zeros:
+    zeros = limits.zeros_of_four if limited in ("int", "int2") else limits.zeros
+    if loss.zeros / share > zeros:
         got = f"{loss.zeros / share:.1%} of codes"
-        yield Finding("vanished-codes", file, loss.name, f"at most {limits.zeros:.0%} rounded to zero", got)
+        yield Finding("vanished-codes", file, loss.name, f"at most {zeros:.0%} rounded to zero", got)
+
+
+def _odd_segments(pair: Pair, loss: Loss, error: float, gain: float) -> Iterator[Finding]:
+    """Single experts or parts that a sound whole hides."""
+    odd = [
+        f"number {n} (error {lost:.1%}, {size:.4f} times)"
+        for n, (lost, size) in enumerate(loss.segments)
+        if not lost <= error or abs(size - 1) > gain
+    ]
+    if odd:
+        expected = "each matrix of the bank, or each fused part, within the bounds of a weight"
+        more = [f"{len(odd) - NAMED_MAX:,} more"] if len(odd) > NAMED_MAX else []
+        got = ", ".join([*odd[:NAMED_MAX], *more])
+        yield Finding("roundtrip-local", pair.child.tensor.file, loss.name, expected, got)
+
+
+def _times_of(pair: Pair) -> float:
+    """How much more a table of sixteen numbers loses in blocks larger than 64."""
+    coded = pair.child if pair.child.linear is not None else pair.parent
+    return max(coded.state.block / 64, 1.0) ** 0.25 if coded.state is not None else 1.0
 
 
 def _families(pairs: list[Pair], losses: Mapping[str, Loss], limits: Limits) -> dict[str, str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from shardmill.verify.formats.blocks import WHOLE, Block, block_of, said_block
 from shardmill.verify.formats.declared import Declaration
 from shardmill.verify.formats.fused import COLUMN_PARALLEL, ROW_PARALLEL, kind_of
-from shardmill.verify.formats.schemes import Linear
+from shardmill.verify.formats.linear import FLAT, Linear
 from shardmill.verify.rules.findings import Finding
 
 SIZES = (1, 2, 4, 8)
@@ -25,7 +25,7 @@ def tensor_parallel(
     seen: set[tuple[str, tuple[int, ...]]] = set()
     for module, linear in linears.items():
         key = (kind_of(module), linear.shape)
-        if linear.weight is None or key in seen:
+        if linear.weight is None or linear.kind in FLAT or key in seen:
             continue
         seen.add(key)
         for size in verdict:

@@ -3,6 +3,9 @@
 A child's manifest says which tensors another checkpoint gave. Where that one is given too, its tensors take their
 place among the parent's, under the names that the manifest says; so every question asks one parent. Where it isn't,
 these tensors are no parent's here: they are left out by name, and so are the parent's own that they replace.
+
+The repair `input_scales` takes a file of the parent's from elsewhere. Who has that file gives its folder as the source
+`input_scales`, and the child's scales are held to it; the manifest alone excuses nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +18,9 @@ from shardmill.verify.reading.header import Tensor
 from shardmill.verify.reading.manifest import MANIFEST, Manifest, SourceRecord
 from shardmill.verify.reading.source import Reader, Source
 from shardmill.verify.rules.findings import Finding, Report
+
+ADOPTED, ADOPTION = "input_scales", "input_scales/1"  # the source's name, and the repair's in a manifest
+ADOPTABLE = ("input_scale", "input_global_scale")
 
 
 class Parents:
@@ -57,7 +63,11 @@ def open_parent(source: Source, child: Checkpoint, report: Report, of_parent: Re
     parent = open_checkpoint(own_place(source), of_parent)
     others = source.others if isinstance(source, Parents) else {}
     records = child.manifest.sources if child.manifest is not None else {}
-    for name in sorted(set(others) - set(records)):
+    adopted = _adopted_files(child.manifest) if ADOPTED in others and ADOPTED not in records else set[str]()
+    for file in adopted:
+        parent.source = source
+        _adopt(parent, file, open_checkpoint(others[ADOPTED], Report(of_parent.question)))
+    for name in sorted(set(others) - set(records) - ({ADOPTED} if adopted else set[str]())):
         said = (
             "the manifest names no such source" if child.manifest is not None else f"there is no {MANIFEST}"
         )
@@ -76,6 +86,34 @@ def open_parent(source: Source, child: Checkpoint, report: Report, of_parent: Re
                 f"{len(record.tensors):,} tensors of source {name}", f"no --source {name}=DIR was given"
             )
     return parent
+
+
+def _adopted_files(manifest: Manifest | None) -> set[str]:
+    """Files of the parent that a repair took from a place of its own, which the manifest does not publish."""
+    rows = manifest.repairs if manifest is not None else ()
+    return {str(row.get("file", "")) for row in rows if row.get("repair") == ADOPTION}
+
+
+def _adopt(parent: Checkpoint, file: str, other: Checkpoint) -> None:
+    """Puts the input scales that were given in place of the parent's in one file; nothing else can be adopted."""
+    header = parent.headers.get(file)
+    placed: dict[str, Tensor] = {}
+    for tensor in header.tensors if header is not None else ():
+        theirs = other.tensors.get(tensor.name)
+        if theirs is None or tensor.name.rpartition(".")[2] not in ADOPTABLE:
+            continue
+        if (theirs.dtype, theirs.shape) == (tensor.dtype, tensor.shape):
+            placed[tensor.name] = theirs._replace(file=f"{ADOPTED}:{theirs.file}")
+    if header is None or not placed:
+        return
+    kept = tuple(tensor for tensor in header.tensors if tensor.name not in placed)
+    parent.headers[file] = header._replace(tensors=kept)
+    parent.tensors |= placed
+    for there in {tensor.file.partition(":")[2] for tensor in placed.values()}:
+        inside = sorted(t for t in placed.values() if t.file.partition(":")[2] == there)
+        inside.sort(key=lambda tensor: tensor.begin)
+        parent.headers[f"{ADOPTED}:{there}"] = other.headers[there]._replace(tensors=tuple(inside))
+        parent.files = {**parent.files, f"{ADOPTED}:{there}": other.files[there]}
 
 
 def _without(parent: Checkpoint, record: SourceRecord) -> dict[str, Tensor]:

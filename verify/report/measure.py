@@ -13,7 +13,8 @@ import numpy as np
 
 from shardmill.kernels.formats import F32, bf16_to_f32, f32_to_bf16
 from shardmill.verify.formats.matrices import decoded, strips, values
-from shardmill.verify.questions.roundtrip import Loss, Pair, loss_of, pairs_of
+from shardmill.verify.questions.pairs import Pair, pairs_of
+from shardmill.verify.questions.roundtrip import Loss, loss_of
 from shardmill.verify.reading.checkpoint import Checkpoint
 from shardmill.verify.reading.open_files import OpenFiles
 from shardmill.verify.reading.progress import Progress

@@ -45,6 +45,8 @@ MEANING = (
      "Pack the module again: loaders read other groups, or beyond the end."),
     ("SM128", "index-foreign", N, "A table of group indices holds other numbers; it was not judged.",
      "Nothing, if no loader of yours reads it."),
+    ("SM149", "table-foreign", E, "The numbers that codes stand for, or the state of a weight, are not its tool's.",
+     "Quantize again, or copy the table and the state from a sound weight: loaders decode by one of their own."),
     ("SM129", "twin-weight", W, "A weight is a byte copy of its sibling's.",
      "Look at the export: an expert or a layer was written twice. Models merged from copied layers are so on purpose."),
     ("SM131", "kv-scale-missing", E, "A layer lacks the scale of the KV cache that its siblings have.",

@@ -354,3 +354,27 @@ def test_hard_links_do_not_disturb_a_worker_that_reads_the_linked_file(parent: P
     assert (source.retouched, other.retouched) == (False, True), (
         "the other proves its bytes by reading them again"
     )
+
+
+def test_the_judge_holds_adopted_scales_to_the_file_that_is_given_and_excuses_nothing(
+    placeholder: Path, tmp_path: Path
+) -> None:
+    """The manifest names no place: without the file the scales differ from the parent's."""
+    from shardmill.verify.questions.integrity import integrity
+    from shardmill.verify.reading.parents import Parents
+    from shardmill.verify.reading.source import Folder
+
+    given = tmp_path / "recalibrated"
+    given.mkdir()
+    write_shard(given / "other.safetensors", calibrated(1.0))
+    build(placeholder, tmp_path / "out", ADOPT.replace('"other', '"recalibrated/other'))
+
+    def changed(parent: Folder | Parents) -> int:
+        report = integrity(Folder(tmp_path / "out"), parent)
+        return sum(finding.slug == "carried-changed" for finding in report.findings)
+
+    beside = Parents(Folder(placeholder), {"input_scales": Folder(given)})
+    assert changed(Folder(placeholder)) == 4
+    assert changed(beside) == 0
+    write_shard(given / "other.safetensors", calibrated(2.0))
+    assert changed(beside) == 4

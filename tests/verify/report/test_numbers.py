@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardmill.kernels.formats import E4M3_VALUES
-from shardmill.verify.questions.roundtrip import Limits, loss_of, pairs_of, roundtrip
+from shardmill.verify.questions.pairs import pairs_of
+from shardmill.verify.questions.roundtrip import Limits, loss_of, roundtrip
 from shardmill.verify.reading.checkpoint import open_checkpoint
 from shardmill.verify.reading.source import Folder
 from shardmill.verify.report.facts import Facts

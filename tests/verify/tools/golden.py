@@ -43,7 +43,9 @@ EXPECTED: dict[str, Expected] = {
     "llmcompressor mxfp8": Expected("FP8, power of two below amax and a quarter, less 8"),
     "llmcompressor int8": Expected(_INT),
     "llmcompressor int4": Expected(_INT),
-    "llmcompressor int4 zero points": Expected(""),
+    "llmcompressor int4 zero points": Expected(
+        "integers with zero points, (max - min) / levels in the weight's dtype"
+    ),
     "nvidia-modelopt fp8 tensor": Expected("FP8, amax / 448 in f32, quotients rounded to the weight's dtype"),
     "nvidia-modelopt fp8 channel": Expected(_F32),
     # A grid of one block loses its axes, of which vLLM wants four.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -233,26 +234,31 @@ def _words(codes: Array, width: int) -> Array:
 
 
 def gptq(
-    group: int = 64, width: int = 4, shuffled: bool = False, negative: bool = False
+    group: int = 64,
+    width: int = 4,
+    shuffled: bool = False,
+    negative: bool = False,
+    less: int = 1,
+    indexed: bool = True,
 ) -> Callable[[str, Array], Blobs]:
-    """Stored [inputs, outputs]; the zero is stored less one."""
+    """Stored [inputs, outputs]; the first layout's zero is stored less one, and a scale may be any group's."""
 
     def encode(name: str, w: Array) -> Blobs:
         x, half = w.T, 1 << (width - 1)
-        scale = (blocks(x, group, 1) / (half - 0.5)).astype("<f2").astype("<f4") * (-1 if negative else 1)
-        codes = np.clip(np.rint(x / spread(scale, group, 1, x.shape)) + half, 0, 2 * half - 1).astype("<u4")
         index = np.arange(x.shape[0]) // group
-        if shuffled:
-            order = np.argsort(bits(f"{name}.order", x.shape[0]), kind="stable")
-            codes, index = codes[order], index[order]
+        if shuffled:  # the inputs stay in their places
+            index = index[np.argsort(bits(f"{name}.order", x.shape[0]), kind="stable")]
+        largest = np.stack([np.abs(x[index == one]).max(0) for one in range(index.max() + 1)])
+        scale = (largest / (half - 0.5)).astype("<f2").astype("<f4") * (-1 if negative else 1)
+        codes = np.clip(np.rint(x / scale[index]) + half, 0, 2 * half - 1).astype("<u4")
         words = np.ascontiguousarray(_words(np.ascontiguousarray(codes.T), width).T)
-        zeros = _words(np.full(scale.shape, half - 1, "<u4"), width)
-        return {
+        zeros = _words(np.full(scale.shape, half - less, "<u4"), width)
+        made = {
             f"{name}.qweight": Blob("I32", words.shape, words.tobytes()),
             f"{name}.qzeros": Blob("I32", zeros.shape, zeros.tobytes()),
             f"{name}.scales": blob("F16", scale),
-            f"{name}.g_idx": blob("I32", index),
         }
+        return made | ({f"{name}.g_idx": blob("I32", index)} if indexed else {})
 
     return encode
 
@@ -276,17 +282,54 @@ def awq(name: str, w: Array) -> Blobs:
     }
 
 
-def bnb(name: str, w: Array) -> Blobs:
-    n = w.size // 2
-    parts: Mapping[str, Blob] = {
-        "weight": Blob("U8", (n, 1), bits(name, n).tobytes()),
-        "weight.absmax": Blob("U8", (w.size // 64,), bits(f"{name}.a", w.size // 64).tobytes()),
-        "weight.quant_map": blob("F32", np.linspace(-1, 1, 16)),
-        "weight.nested_absmax": blob("F32", np.ones(max(w.size // 64 // 256, 1))),
-        "weight.nested_quant_map": blob("F32", np.linspace(-1, 1, 256)),
-        "weight.quant_state.bitsandbytes__nf4": blob("U8", np.frombuffer(b'{"quant_type":"nf4"}', np.uint8)),
-    }
-    return {f"{name}.{leaf}": value for leaf, value in parts.items()}
+NF4 = np.array(
+    [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+     -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+     0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0]
+)  # fmt: skip
+FP4 = np.array([0, 0.0625, 8, 12, 4, 6, 2, 3, 0, -0.0625, -8, -12, -4, -6, -2, -3]) / 12
+
+
+def bnb(kind: str = "nf4", nested: bool = True, block: int = 64) -> Callable[[str, Array], Blobs]:
+    """Nearest entries of the table; absmax quantized again by a table of 256 numbers from -1 to 1."""
+
+    def encode(name: str, w: Array) -> Blobs:
+        table = NF4 if kind == "nf4" else FP4
+        lanes = w.reshape(-1, block).astype(np.float64)
+        largest = np.abs(lanes).max(1)
+        parts: dict[str, Blob] = {"weight.quant_map": blob("F32", table)}
+        state: dict[str, Any] = {
+            "quant_type": kind,
+            "blocksize": block,
+            "dtype": "bfloat16",
+            "shape": list(w.shape),
+        }
+        if nested:
+            offset = np.float32(largest.mean())
+            nested_table = np.linspace(-1, 1, 256).astype("<f4")
+            seconds = [
+                np.abs(part - offset).max() for part in np.split(largest, range(256, len(largest), 256))
+            ]
+            second = np.asarray(seconds, "<f4")
+            of_blocks = np.repeat(second, 256)[: len(largest)]
+            stored = np.abs(
+                ((largest - offset) / np.maximum(of_blocks, 1e-30))[:, None] - nested_table
+            ).argmin(1)
+            parts |= {
+                "weight.absmax": blob("U8", stored),
+                "weight.nested_absmax": blob("F32", second),
+                "weight.nested_quant_map": blob("F32", nested_table),
+            }
+            state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": float(offset)}
+        else:
+            parts["weight.absmax"] = blob("F32", largest)
+        codes = np.abs((lanes / largest[:, None])[..., None] - table).argmin(2).reshape(-1)
+        said = json.dumps(state).encode()
+        parts["weight"] = blob("U8", (codes[0::2] << 4 | codes[1::2]).reshape(-1, 1))
+        parts[f"weight.quant_state.bitsandbytes__{kind}"] = Blob("U8", (len(said),), said)
+        return {f"{name}.{leaf}": value for leaf, value in parts.items()}
+
+    return encode
 
 
 def plain(dtype: str = "BF16") -> Callable[[str, Array], Blobs]:

@@ -36,6 +36,11 @@ def _one_scale(model: Model) -> None:
     patch(model[f"{DOWN}.weight_scale_inv"], 4, np.float32(3e38).tobytes())
 
 
+def _other_state(model: Model) -> None:
+    blob = model[f"{DOWN}.weight.quant_state.bitsandbytes__fp4"]
+    blob.data = blob.data.replace(b'"shape": [128,', b'"shape": [999,')
+
+
 def _zero_scale(model: Model) -> None:
     patch(model[f"{DOWN}.weight_scale"], 77, b"\0")
 
@@ -71,6 +76,9 @@ CASES: tuple[Case, ...] = (
         ("an expert of zero codes", "block fp8 moe", "dead-expert", _dead_expert),
         ("a zero block scale over live codes", "nvfp4", "zero-scale", _zero_scale),
         ("a live block scale over zero codes", "nvfp4", "zero-codes", _zero_block),
+        ("another table under NF4's codes", "nf4", "table-foreign",
+         lambda m: patch(m[f"{DOWN}.weight.quant_map"], 0, np.float32(-0.9).tobytes())),
+        ("a state of another shape", "bnb fp4", "table-foreign", _other_state),
         ("a group beyond the last", "gptq", "index-range", lambda m: patch(m[f"{DOWN}.g_idx"], 28, b"\x63\0\0\0")),
         ("group indices of another kind", "gptq", "index-foreign", _foreign_index),
         ("a shape that the packed codes have not", "int4 of 32", "index-range",

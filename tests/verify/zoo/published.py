@@ -203,6 +203,38 @@ def _deepseek_v4(model: Model) -> None:
             shard |= encode(name, e.matrix(name, *shape))
 
 
+def _folded(model: Model) -> None:
+    """AWQ as AutoAWQ leaves it: factors of inputs, which norms and the rows of `up` and `v` lost."""
+    for layer in range(LAYERS):
+        prefix = f"model.layers.{layer}."
+        _fold_norm(model, prefix, "input_layernorm", [f"self_attn.{x}_proj" for x in "qkv"])
+        _fold_norm(model, prefix, "post_attention_layernorm", ["mlp.gate_proj", "mlp.up_proj"])
+        given = _factors(f"{prefix}down", WIDE)
+        _write(model, f"{prefix}mlp.down_proj", lambda w, c=given: w * c)
+        norm = _factors(f"{prefix}post_attention_layernorm", HIDDEN)
+        _write(model, f"{prefix}mlp.up_proj", lambda w, c=norm, r=given: w * c / r[:, None])
+
+
+def _factors(name: str, count: int) -> e.Array:
+    """About 1/4 to 4, with as much above one as below."""
+    return np.exp2(e.bits(f"{name}.fold", count).astype("<f4") / 64 - 2).astype("<f4")
+
+
+def _write(model: Model, module: str, change: Callable[[e.Array], e.Array]) -> None:
+    rows, cols = dict(weights(False))[module]
+    for name, blob in e.awq(module, change(e.matrix(module, rows, cols))).items():
+        model.find(name)[name] = blob
+
+
+def _fold_norm(model: Model, prefix: str, norm: str, modules: list[str]) -> None:
+    factors = _factors(prefix + norm, HIDDEN)
+    blob = model[f"{prefix}{norm}.weight"]
+    values = (np.frombuffer(blob.data, "<u2").astype("<u4") << 16).view("<f4")
+    blob.data = e.blob("BF16", values / factors).data
+    for module in modules:
+        _write(model, prefix + module, lambda w: w * factors)
+
+
 def _gpt_oss(model: Model) -> None:
     assert model.config is not None
     model.config |= {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "num_local_experts": 2}
@@ -220,6 +252,7 @@ OSS = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_
                                                          "model.embed_tokens", "lm_head"]}  # fmt: skip
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": False, "sym": True}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "version": "gemm"}
+BNB = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 NV = {"group_size": 16, "config_groups": {"group_0": {"targets": ["Linear"],
                                                       "weights": floats(4, "group", group_size=16),
                                                         "input_activations": floats(4, "group",
@@ -310,9 +343,17 @@ PUBLISHED: tuple[Published, ...] = (
     Published("gptq act order", "GPTQModel", e.gptq(shuffled=True), {**GPTQ, "desc_act": True}),
     Published("gptq 8 bit", "GPTQModel", e.gptq(width=8), {**GPTQ, "bits": 8}),
     Published("gptq negative scales", "AutoRound", e.gptq(negative=True), GPTQ),
+    Published("gptq v2", "GPTQModel", e.gptq(less=0), {**GPTQ, "checkpoint_format": "gptq_v2"}),
+    Published("gptq v2 8 bit act order", "GPTQModel", e.gptq(width=8, shuffled=True, less=0),
+              {**GPTQ, "bits": 8, "desc_act": True, "checkpoint_format": "gptq_v2"}),
+    Published("gptq without g_idx", "AutoRound", e.gptq(indexed=False), GPTQ),
     Published("awq", "AutoAWQ", e.awq, AWQ),
+    Published("awq folded", "AutoAWQ, factors moved into norms and rows", e.awq, AWQ, change=_folded),
     Published("kv alone", "llm-compressor's cache alone", e.plain(),
               {"quant_method": "compressed-tensors", "format": "dense", "config_groups": {}, "ignore": ["lm_head"],
                "kv_cache_scheme": KV_SCHEME}, change=_cache_scales("")),
-    Published("nf4", "bitsandbytes", e.bnb, {"quant_method": "bitsandbytes", "load_in_4bit": True}),
+    Published("nf4", "bitsandbytes", e.bnb(), BNB),
+    Published("nf4 absmax in f32", "bitsandbytes", e.bnb(nested=False), BNB),
+    Published("bnb fp4", "bitsandbytes", e.bnb("fp4"), {**BNB, "bnb_4bit_quant_type": "fp4"}),
+    Published("bnb fp4 absmax in f32", "bitsandbytes", e.bnb("fp4", False), {**BNB, "bnb_4bit_quant_type": "fp4"}),
 )  # fmt: skip

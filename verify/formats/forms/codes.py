@@ -35,7 +35,14 @@ def int8(raw: U8, bits: int = 8) -> tuple[F32, U8]:
 
 
 def words(raw: U8, bits: int) -> U8:
-    """Little-endian words of 32 bits -> their 32 / bits codes, the lowest bits first: u8 [rows, codes]."""
+    """Little-endian words of 32 bits -> their codes, the lowest bits first: u8 [rows, codes].
+
+    Codes of 3 bits run on from one word into the next.
+    """
+    if 32 % bits:
+        stream = np.unpackbits(np.ascontiguousarray(raw), axis=1, bitorder="little")
+        weights = np.uint8(1) << np.arange(bits, dtype=np.uint8)
+        return np.asarray((stream.reshape(raw.shape[0], -1, bits) * weights).sum(2, dtype=np.uint8))
     packed = np.ascontiguousarray(raw).view("<u4")
     shifts = np.arange(0, 32, bits, dtype=np.uint32)
     return (

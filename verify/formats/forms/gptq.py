@@ -45,12 +45,11 @@ def extra_faults(linear: Linear) -> Iterator[Finding]:
         yield Finding("bare-codes", weight.file, weight.name, f"{linear.module}.qzeros", got)
 
 
-_LACKS = ("decoded values against a parent: codes were chosen with data",)
 FORMS = (
     Form("gptq", "GPTQ", "GPTQModel, AutoGPTQ, AutoRound, llm-compressor",
          "`qweight` I32 [C * bits / 32, R]; `qzeros` I32; `scales` F16 [groups, R]; `g_idx` I32 [C]",
-         ("scales",), FLOATS, _scales, None, 0.5, 0, _LACKS),
+         ("scales",), FLOATS, _scales, None, 0.5),
     Form("awq", "AWQ", "AutoAWQ, AutoRound",
          "`qweight` I32 [C, R * bits / 32]; `qzeros` I32; `scales` F16 [groups, R]",
-         ("scales",), FLOATS, _scales, None, 0.5, 0, _LACKS),
+         ("scales",), FLOATS, _scales, None, 0.5),
 )  # fmt: skip

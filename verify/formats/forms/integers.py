@@ -46,5 +46,5 @@ FORMS = (
     Form("int-pack", "packed INT4 and INT8", "llm-compressor (pack-quantized), Kimi-K2",
          "`weight_packed` I32 [R, C * bits / 32]; `weight_scale` [R, groups]; `weight_shape` I64 [2]",
          ("weight_scale",), FLOATS, _words_grid, offset_words, 0.25, 0,
-         ("origin where there are zero points or reordered groups",)),
+         ("origin where groups were reordered",)),
 )  # fmt: skip

@@ -85,7 +85,8 @@ def test_codes_of_bitsandbytes_beside_their_tables_are_not_compared_with_the_par
     codes = Blob("U8", (128 * 64, 1), bytes(range(1, 129)) * 64)
     child.find(UP)[UP] = codes
     child.write(tmp_path / "bare")
-    child.find(UP)[f"{UP}.absmax"] = Blob("U8", (256,), bytes(range(256)))
+    child.find(UP)[f"{UP}.absmax"] = Blob("F32", (256,), np.ones(256, "<f4").tobytes())
+    child.find(UP)[f"{UP}.quant_map"] = Blob("F32", (16,), np.linspace(-1, 1, 16, dtype="<f4").tobytes())
     child.write(tmp_path / "child")
     parent.write(tmp_path / "parent")
     slugs = {

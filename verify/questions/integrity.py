@@ -20,7 +20,7 @@ from shardmill.verify.questions.manifest_claims import claims_faults
 from shardmill.verify.questions.side_files import side_faults
 from shardmill.verify.questions.structure import structure_faults
 from shardmill.verify.questions.tied import tied_pair
-from shardmill.verify.reading.checkpoint import Checkpoint, is_plain_path, open_checkpoint
+from shardmill.verify.reading.checkpoint import SUFFIX, Checkpoint, is_plain_path, open_checkpoint
 from shardmill.verify.reading.file_pass import FileJob, Task
 from shardmill.verify.reading.header import Tensor
 from shardmill.verify.reading.manifest import MANIFEST, Manifest
@@ -170,17 +170,18 @@ def _sides(shape: tuple[int, ...]) -> list[int]:
 def _data(
     opened: Opened, parent: Source | None, report: Report, progress: Callable[[int, int], None]
 ) -> None:
-    """Headers and data. Without a parent the headers are judged while other processes read the data."""
+    """Headers and data. Headers are judged while other processes read the data, where no task comes from judging."""
     checkpoint, linears = opened.checkpoint, opened.linears
     origin = None
-    if parent is not None:
+    first = parent is not None or any("/" in file and file.endswith(SUFFIX) for file in checkpoint.files)
+    if first:
         _headers(checkpoint, linears, report)
         origin = _beside(checkpoint, linears, parent, report)
     jobs = list(_jobs(opened, origin))
     sources = origin.source_jobs() if origin is not None else []
     done = Progress(sum(job.bytes for job in (*jobs, *sources)), progress)
     with streaming(checkpoint.source, jobs, parent, done) as results:
-        if parent is None:
+        if not first:
             _headers(checkpoint, linears, report)
             _beside(checkpoint, linears, parent, report)
         report.coverage = coverage_of(checkpoint, linears, _looked_at(checkpoint, jobs))

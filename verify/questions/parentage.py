@@ -8,18 +8,30 @@ decodes both), and a whole block that the manifest declares as left out; each is
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from math import prod
 
-from shardmill.verify.formats.laws import NUMERICS, REBLOCK, RECONCILE
-from shardmill.verify.formats.linear import INTEGER_SHAPES
 from shardmill.verify.formats.matrices import can_decode
-from shardmill.verify.formats.schemes import FLOATS, SCALE_DTYPES, WEIGHTS, Linear, quantized, split_name
+from shardmill.verify.formats.schemes import FLOATS, Linear, quantized, split_name
 from shardmill.verify.questions.beside_parent import ties_head
 from shardmill.verify.questions.companions import belongs_to, container_of, names_here, native_layout, unfused
 from shardmill.verify.questions.foldings import foldable
+from shardmill.verify.questions.kin import (
+    Kin,
+    alike,
+    has_origin,
+    is_encoded_anew,
+    is_in_converted_module,
+    is_of_the_trunk,
+    is_packed_elsewise,
+    is_re_encoded,
+    is_repaired,
+    is_rounded,
+    main_part,
+    shape_of,
+    split_of,
+    weight_of,
+)
 from shardmill.verify.questions.manifest_claims import claims_beside
 from shardmill.verify.questions.renames import claim_faults, rename_faults
 from shardmill.verify.reading.checkpoint import Checkpoint
@@ -31,11 +43,13 @@ from shardmill.verify.reading.source import Source
 from shardmill.verify.reading.stream import FileResult
 from shardmill.verify.rules.findings import Finding, Report
 
-REPAIRS = (RECONCILE,)  # that change scales in place
-REPAIRED_LEAVES = ("weight_scale", "weight_scale_2")
-
-
-_ENDS = re.compile(r"(?<![^.])(norm|ln_f|final_layernorm|embed_tokens|wte)\.weight$")
+RECOMPUTED = (
+    ".inv_freq",
+    ".cos_cached",
+    ".sin_cached",
+    ".position_ids",
+    ".masked_bias",
+)  # buffers, not weights
 
 
 @dataclass(slots=True)
@@ -68,23 +82,6 @@ class Parentage:
             for name, digest in result.digests.items():
                 if digest != self.sources[name]:
                     yield Finding("source-changed", result.file, name, self.sources[name], digest)
-
-
-@dataclass(frozen=True, slots=True)
-class Kin:
-    """Child and parent side by side: quantized modules of both, and where the parent's names went."""
-
-    child: Checkpoint
-    parent: Checkpoint
-    linears: dict[str, Linear]
-    theirs: dict[str, Linear]
-    here: dict[str, str]  # parent's name -> name here
-    containers: frozenset[str]  # of the child's tensors
-    folded: frozenset[str]  # layers whose norms roundtrip holds to the weights that took factors from them
-
-    @property
-    def manifest(self) -> Manifest | None:
-        return self.child.manifest
 
 
 def parentage(child: Checkpoint, linears: dict[str, Linear], source: Source, report: Report) -> Parentage:
@@ -145,20 +142,20 @@ def _held(kin: Kin, origin: Parentage, name: str, theirs: Tensor) -> Iterator[Fi
     ours = kin.child.tensors.get(kin.here[name])
     if ours is None:
         yield from _gone(kin, origin, name, theirs)
-    elif _re_encoded(kin, name):
+    elif is_re_encoded(kin, name):
         yield from _converted(kin, origin, name)
     elif (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):
-        if _in_converted_module(kin, name):
+        if is_in_converted_module(kin, name):
             yield from _converted(kin, origin, name)
-        elif kin.manifest is None and _rounded(ours, theirs):
+        elif kin.manifest is None and is_rounded(ours, theirs):
             origin.excuse("floats of another dtype: roundtrip compares them", name)
-        elif kin.manifest is None and _packed_elsewise(kin, ours, theirs):
+        elif kin.manifest is None and is_packed_elsewise(kin, ours, theirs):
             origin.excuse("codes of a form that is not decoded: not compared", name)
         else:
             yield Finding("carried-retyped", ours.file, ours.name, str(theirs), str(ours))
-    elif _encoded_anew(kin, name) and _in_converted_module(kin, name):
+    elif is_encoded_anew(kin, name) and is_in_converted_module(kin, name):
         yield from _converted(kin, origin, name)
-    elif _repaired(kin, name):
+    elif is_repaired(kin, name):
         origin.excuse("repaired: roundtrip compares what both decode to", name)
     elif len(ours.shape) == 1 and ours.dtype in FLOATS and container_of(ours.name) in kin.folded:
         origin.excuse(
@@ -185,22 +182,13 @@ def _replaced(kin: Kin, origin: Parentage) -> Iterator[Finding]:
             origin.unproven.add(ours.name)
 
 
-RECOMPUTED = (
-    ".inv_freq",
-    ".cos_cached",
-    ".sin_cached",
-    ".position_ids",
-    ".masked_bias",
-)  # buffers, not weights
-
-
 def _gone(kin: Kin, origin: Parentage, name: str, theirs: Tensor) -> Iterator[Finding]:
     manifest = kin.manifest
-    if _in_converted_module(kin, name):
+    if is_in_converted_module(kin, name):
         yield from _converted(kin, origin, name)
     elif manifest is not None and name in manifest.dropped:
         block = container_of(name)
-        if (block in kin.containers or _of_the_trunk(kin, name)) and not name.endswith(RECOMPUTED):
+        if (block in kin.containers or is_of_the_trunk(kin, name)) and not name.endswith(RECOMPUTED):
             got = f"left out, and other tensors of {block} are here"
             yield Finding("dropped-in-part", theirs.file, name, "a whole block left out", got)
         origin.excuse("left out, as the manifest declares", name)
@@ -213,149 +201,35 @@ def _gone(kin: Kin, origin: Parentage, name: str, theirs: Tensor) -> Iterator[Fi
         yield Finding("lost-from-parent", theirs.file, name, f"the parent's {theirs}", "no such tensor")
 
 
-def _of_the_trunk(kin: Kin, name: str) -> bool:
-    """Whether a tensor is the embedding or the last norm of a stack of layers that is here."""
-    front = _ENDS.sub("", name)
-    return front != name and any(container.startswith(front) for container in kin.containers)
-
-
 def _taken_apart(manifest: Manifest, name: str) -> bool:
     """Whether the manifest has a conversion of a part of this stack of experts."""
     bank = name.rpartition(".")[0]
     return any(weight.startswith(f"{bank}.0.") for weight in manifest.conversions)
 
 
-def _re_encoded(kin: Kin, name: str) -> bool:
-    """Whether a part of the parent's codes has new bytes by the manifest, though it may keep its dtype and shape."""
-    if kin.manifest is None or not _in_converted_module(kin, name):
-        return False
-    linear = kin.linears.get(_split(kin.here[name], kin)[0])
-    weight = linear.weight if linear is not None else None
-    conversion = kin.manifest.conversions.get(weight.name) if weight is not None else None
-    return conversion is not None and conversion.numerics in NUMERICS - {REBLOCK, RECONCILE}
-
-
 def _converted(kin: Kin, origin: Parentage, name: str) -> Iterator[Finding]:
     """A tensor of a module that has another form here: nothing of it may be missing, and the manifest records it."""
     origin.excuse("converted: roundtrip and reproduce compare it", name)
-    module, before = _split(kin.here[name], kin)[0], _split(name, kin)[0]
-    if name != _main(kin, before):
+    module, before = split_of(kin.here[name], kin)[0], split_of(name, kin)[0]
+    if name != main_part(kin, before):
         return
     yield from _unrecorded(kin, module)
-    ours, theirs = _shape(kin.child, module, kin.linears), _shape(kin.parent, before, kin.theirs)
-    if ours and theirs and not _alike(kin, module, ours, theirs):
-        weight = _weight(kin.child, module, kin.linears.get(module))
+    ours, theirs = shape_of(kin.child, module, kin.linears), shape_of(kin.parent, before, kin.theirs)
+    if ours and theirs and not alike(kin, module, ours, theirs):
+        weight = weight_of(kin.child, module, kin.linears.get(module))
         assert weight is not None
         expected = f"the parent's weight {list(theirs)} in another form"
         yield Finding("carried-retyped", weight.file, weight.name, expected, str(list(ours)))
 
 
-def _shape(checkpoint: Checkpoint, module: str, linears: dict[str, Linear]) -> tuple[int, ...]:
-    """The shape of a weight decoded; () where headers alone do not show it."""
-    linear = linears.get(module)
-    if linear is not None and linear.weight is not None:
-        return () if linear.kind in INTEGER_SHAPES else linear.shape
-    weight = _weight(checkpoint, module, None)
-    return weight.shape if weight is not None and weight.dtype in FLOATS else ()
-
-
-def _alike(kin: Kin, module: str, ours: tuple[int, ...], theirs: tuple[int, ...]) -> bool:
-    """Whether two shapes are one weight's. A tool without a manifest may store it turned, or as another matrix."""
-    if kin.manifest is None:
-        return prod(ours) == prod(theirs)
-    weight = _weight(kin.child, module, kin.linears.get(module))
-    conversion = kin.manifest.conversions.get(weight.name) if weight is not None else None
-    turned = conversion is not None and conversion.family in kin.manifest.transposed
-    return ours == theirs or (turned and ours == (*theirs[:-2], *reversed(theirs[-2:])))
-
-
 def _unrecorded(kin: Kin, module: str) -> Iterator[Finding]:
     """A weight in another form, of which a child with a manifest does not say how it was made."""
-    weight = _weight(kin.child, module, kin.linears.get(module))
+    weight = weight_of(kin.child, module, kin.linears.get(module))
     if kin.manifest is None or weight is None:
         return
     if weight.name not in kin.manifest.conversions:
         expected = "a record of its conversion in the manifest"
         yield Finding("conversion-record", weight.file, weight.name, expected, "none")
-
-
-def _main(kin: Kin, module: str) -> str:
-    weight = _weight(kin.parent, module, kin.theirs.get(module))
-    return weight.name if weight is not None else ""
-
-
-def _in_converted_module(kin: Kin, name: str) -> bool:
-    """Whether a parent's tensor is the weight, or a scale, of a module that has another form here."""
-    module, leaf = _split(kin.here[name], kin)
-    before_module = _split(name, kin)[0]
-    if leaf not in WEIGHTS and leaf not in SCALE_DTYPES and module not in kin.theirs:
-        return False
-    ours, theirs = kin.linears.get(module), kin.theirs.get(before_module)
-    if ours is None and theirs is None:
-        return False
-    weight = _weight(kin.child, module, ours)
-    before = _weight(kin.parent, before_module, theirs)
-    if weight is None or before is None:
-        return False
-    return leaf != "bias" and _form(weight, ours) != _form(before, theirs)
-
-
-def _split(name: str, kin: Kin) -> tuple[str, str]:
-    """(module, leaf); a stack of experts has the module's own name."""
-    return (name, "weight") if name in kin.linears or name in kin.theirs else split_name(name)
-
-
-def _weight(checkpoint: Checkpoint, module: str, linear: Linear | None) -> Tensor | None:
-    if linear is not None and linear.weight is not None:
-        return linear.weight
-    return checkpoint.tensors.get(f"{module}.weight") or checkpoint.tensors.get(module)
-
-
-def _form(weight: Tensor, linear: Linear | None) -> tuple[str, tuple[tuple[str, str, tuple[int, ...]], ...]]:
-    scales = linear.scales if linear is not None and linear.weight is not None else {}
-    kept = (
-        (leaf, scale.dtype, scale.shape)
-        for leaf, scale in sorted(scales.items())
-        if leaf.startswith(("weight", "scale"))
-    )
-    return weight.dtype, tuple(kept)
-
-
-def _rounded(ours: Tensor, theirs: Tensor) -> bool:
-    return ours.dtype in FLOATS and theirs.dtype in FLOATS and ours.shape == theirs.shape
-
-
-def _packed_elsewise(kin: Kin, ours: Tensor, theirs: Tensor) -> bool:
-    """Whether floats became bitsandbytes' codes: bytes beside a table of their own."""
-    tables = (f"{ours.name}.absmax", f"{ours.name}.quant_map", f"{split_name(ours.name)[0]}.SCB")
-    return (
-        theirs.dtype in FLOATS
-        and ours.dtype in ("U8", "I8")
-        and any(table in kin.child.tensors for table in tables)
-    )
-
-
-def _encoded_anew(kin: Kin, name: str) -> bool:
-    """Whether the manifest says that the codes of a tensor's module were written anew from the parent's codes.
-
-    Of a module that was reblocked the codes stay, so they are compared byte by byte.
-    """
-    linear = kin.linears.get(split_name(kin.here[name])[0])
-    if kin.manifest is None or linear is None or linear.weight is None:
-        return False
-    conversion = kin.manifest.conversions.get(linear.weight.name)
-    return conversion is not None and conversion.numerics != "reblock/1"
-
-
-def _repaired(kin: Kin, name: str) -> bool:
-    """Whether the manifest names a known repair of this very scale, of a packed module that has both its scales."""
-    module, leaf = split_name(name)
-    if kin.manifest is None or leaf not in REPAIRED_LEAVES or module not in kin.theirs:
-        return False
-    if kin.theirs[module].kind != "nvfp4":
-        return False
-    tensors = {f"{module}.{leaf}" for leaf in REPAIRED_LEAVES}
-    return any(row.get("repair") in REPAIRS and row.get("tensor") in tensors for row in kin.manifest.repairs)
 
 
 def _added(kin: Kin) -> Iterator[Finding]:
@@ -368,27 +242,12 @@ def _added(kin: Kin) -> Iterator[Finding]:
         linear = kin.linears.get(module)
         weight = linear.weight.name if linear is not None and linear.weight is not None else ""
         if conversions is not None:
-            declared = weight in conversions and _has_origin(kin, name, linear)
+            declared = weight in conversions and has_origin(kin, name, linear)
         else:
             declared = belongs_to(name, kin.parent.tensors, kin.child.tensors)
         if not declared:
             said = "a tensor of the parent or a converted scale"
             yield Finding("added-undeclared", tensor.file, name, said, str(tensor))
-
-
-def _has_origin(kin: Kin, name: str, linear: Linear | None) -> bool:
-    """Whether the parent has what a converted weight can be of: itself under any name, or the stack that it was in."""
-    if linear is None or linear.weight is None:
-        return False
-    before = {new: old for old, new in (kin.manifest.renamed if kin.manifest is not None else {}).items()}
-    olds = {before.get(each, each) for each in (linear.float_name, linear.weight.name, name)}
-    theirs = kin.parent.tensors
-    if any(old in theirs or old in kin.parent.elsewhere or split_name(old)[0] in kin.theirs for old in olds):
-        return True
-    bank = linear.module.partition(".experts.")[0]
-    return belongs_to(name, theirs, kin.child.tensors) or any(
-        module.startswith(f"{bank}.experts") for module in kin.theirs if ".experts." in linear.module
-    )
 
 
 def _from_elsewhere(kin: Kin) -> Iterator[str]:

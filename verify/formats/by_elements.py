@@ -40,6 +40,18 @@ class State:
 
 def state_of(linear: Linear, opened: OpenFiles) -> State | None:
     """The weight's state, if the file has a sound one and every part has the length that it asks for."""
+    said = _said(linear, opened)
+    state = _read(said) if said is not None else None
+    return state if state is not None and _fits(linear, state) else None
+
+
+def is_silent(linear: Linear, opened: OpenFiles) -> bool:
+    """Whether the state says no shape: such a weight can't be decoded, and no more is known to be wrong with it."""
+    said = _said(linear, opened)
+    return said is not None and "shape" not in said and "blocksize" not in said
+
+
+def _said(linear: Linear, opened: OpenFiles) -> dict[str, object] | None:
     tensor = state_tensor(linear)
     if linear.kind not in BY_ELEMENTS or linear.weight is None or tensor is None:
         return None
@@ -49,8 +61,7 @@ def state_of(linear: Linear, opened: OpenFiles) -> State | None:
         said = bounded_json.loads(opened.bytes(tensor, 0, tensor.bytes).tobytes())
     except BadJsonError:
         return None
-    state = _read(said) if isinstance(said, dict) else None
-    return state if state is not None and _fits(linear, state) else None
+    return said if isinstance(said, dict) else None
 
 
 def state_tensor(linear: Linear) -> Tensor | None:

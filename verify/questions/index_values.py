@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardmill.verify.formats.by_elements import state_of, state_tensor
+from shardmill.verify.formats.by_elements import is_silent, state_of, state_tensor
 from shardmill.verify.formats.forms.bitsandbytes import TABLES
 from shardmill.verify.formats.linear import FLAT, Linear
 from shardmill.verify.reading.checkpoint import Checkpoint
@@ -75,6 +75,8 @@ def _all_readable(checkpoint: Checkpoint, linear: Linear) -> bool:
 def _table(linear: Linear, opened: OpenFiles) -> Iterator[Finding]:
     """bitsandbytes' table of sixteen numbers and its state; a missing one is a finding of its own."""
     table, state = linear.extras.get("quant_map"), state_tensor(linear)
+    if is_silent(linear, opened):
+        return
     if table is not None and (table.dtype, table.shape) == ("F32", (16,)):
         values = opened.bytes(table, 0, table.bytes).view("<f4")
         far = np.abs(values - np.array(TABLES[linear.kind], np.float32)) > TABLE_ERROR_MAX

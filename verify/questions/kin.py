@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from math import prod
 
+from shardmill.verify.formats.by_elements import BY_ELEMENTS
 from shardmill.verify.formats.laws import NUMERICS, REBLOCK, RECONCILE
 from shardmill.verify.formats.linear import INTEGER_SHAPES
 from shardmill.verify.formats.schemes import FLOATS, SCALE_DTYPES, WEIGHTS, Linear, split_name
@@ -56,7 +57,7 @@ def shape_of(checkpoint: Checkpoint, module: str, linears: dict[str, Linear]) ->
     """The shape of a weight decoded; () where headers alone do not show it."""
     linear = linears.get(module)
     if linear is not None and linear.weight is not None:
-        return () if linear.kind in INTEGER_SHAPES else linear.shape
+        return () if linear.kind in INTEGER_SHAPES or linear.kind in BY_ELEMENTS else linear.shape
     weight = weight_of(checkpoint, module, None)
     return weight.shape if weight is not None and weight.dtype in FLOATS else ()
 

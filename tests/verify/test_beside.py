@@ -94,3 +94,17 @@ def test_codes_of_bitsandbytes_beside_their_tables_are_not_compared_with_the_par
     }
     assert "carried-retyped" in slugs["bare"]
     assert "carried-retyped" not in slugs["child"]
+
+
+def test_a_bitsandbytes_weight_whose_state_says_no_shape_is_judged_in_part(tmp_path: Path) -> None:
+    """Nothing decodes it, so it is neither a fault nor ever counted as judged."""
+    child, state = whole(), b'{"quant_type": "nf4"}'
+    child.find(UP)[UP] = Blob("U8", (128 * 64, 1), bytes(range(1, 129)) * 64)
+    child.find(UP)[f"{UP}.absmax"] = Blob("F32", (256,), b"\0\0\x80\x3f" * 256)
+    child.find(UP)[f"{UP}.quant_map"] = Blob("F32", (16,), b"\0\0\x80\x3f" * 16)
+    child.find(UP)[f"{UP}.quant_state.bitsandbytes__nf4"] = Blob("U8", (len(state),), state)
+    child.write(tmp_path)
+    report = integrity(Folder(tmp_path))
+    assert "table-foreign" not in _alarms(report)
+    assert dict(report.coverage.in_part) == {"NF4 of bitsandbytes: its state says no shape": 1}
+    assert "NF4 of bitsandbytes" not in report.coverage.judged

@@ -12,11 +12,13 @@ import re
 from collections.abc import Collection, Mapping
 from math import prod
 
+from shardmill.verify.formats.by_elements import BY_ELEMENTS, is_silent, state_tensor
 from shardmill.verify.formats.schemes import FLOATS, Linear, is_scale, split_name
 from shardmill.verify.formats.table import FORMS
 from shardmill.verify.formats.values import CODE_LAWS
 from shardmill.verify.reading.checkpoint import Checkpoint
 from shardmill.verify.reading.header import Tensor
+from shardmill.verify.reading.open_files import OpenFiles
 from shardmill.verify.rules.coverage import Coverage
 
 HEADERS_ALONE = "names, dtypes and shapes alone"
@@ -33,6 +35,7 @@ _BUFFER = re.compile(
     r"|masked_bias|attn\.bias|attention\.bias|mask|_extra_state|workspace|row_offsets|q_groups?|q_group_map|q_invperm|q_perm"
     r"|q_scale|meta)$"
 )
+SILENT = "its state says no shape"
 NUMBERS_MIN = 64  # a tensor of fewer whole numbers is a setting, not a weight
 
 
@@ -73,7 +76,11 @@ def coverage_of(
         for linear in linears.values()
         for tensor in (*linear.scales.values(), *linear.extras.values())
     }
+    silent = _silent(checkpoint, linears) if seen is not None else set[str]()
     for tensor in checkpoint.tensors.values():
+        if tensor.name in silent:
+            coverage.in_part[f"{form_of(tensor, checkpoint.tensors, codes[tensor.name])}: {SILENT}"] += 1
+            continue
         if tensor.name in parts or (tensor.dtype in FLOATS and not floats):
             continue
         if tensor.name not in codes and (is_scale(tensor.name) or _COMPANION.search(tensor.name)):
@@ -84,6 +91,24 @@ def coverage_of(
         if lost:
             coverage.not_judged["tensors that the index lists and no readable file has"] = lost
     return coverage
+
+
+def _silent(checkpoint: Checkpoint, linears: Mapping[str, Linear]) -> set[str]:
+    """Codes of bitsandbytes whose state says no shape, so that nothing decodes them."""
+    of_elements = [linear for linear in linears.values() if linear.kind in BY_ELEMENTS and linear.weight]
+    if not of_elements:
+        return set()
+    with OpenFiles(checkpoint.source) as opened:
+        readable = (
+            linear
+            for linear in of_elements
+            if (state := state_tensor(linear)) is not None and checkpoint.readable(state)
+        )
+        return {
+            linear.weight.name
+            for linear in readable
+            if linear.weight is not None and is_silent(linear, opened)
+        }
 
 
 def count_nested(coverage: Coverage, checkpoint: Checkpoint, read: bool) -> None:

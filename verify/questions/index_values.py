@@ -39,7 +39,8 @@ def index_faults(checkpoint: Checkpoint, linears: Mapping[str, Linear]) -> Itera
                         else _groups(linear, tensor, values)
                     )
             if linear.kind in FLAT and _all_readable(checkpoint, linear):
-                yield from _table(linear, opened)
+                found = list(_table(linear, opened))
+                yield from () if found and is_silent(linear, opened) else found
 
 
 def _groups(linear: Linear, tensor: Tensor, values: NDArray[np.integer[Any]]) -> Iterator[Finding]:
@@ -75,8 +76,6 @@ def _all_readable(checkpoint: Checkpoint, linear: Linear) -> bool:
 def _table(linear: Linear, opened: OpenFiles) -> Iterator[Finding]:
     """bitsandbytes' table of sixteen numbers and its state; a missing one is a finding of its own."""
     table, state = linear.extras.get("quant_map"), state_tensor(linear)
-    if is_silent(linear, opened):
-        return
     if table is not None and (table.dtype, table.shape) == ("F32", (16,)):
         values = opened.bytes(table, 0, table.bytes).view("<f4")
         far = np.abs(values - np.array(TABLES[linear.kind], np.float32)) > TABLE_ERROR_MAX
